@@ -1,0 +1,122 @@
+"""The configuration as values, with the defaults that need no tuning.
+
+Must not: read files or TOML (configparse does the tree). Upstream: model. Downstream: everybody.
+Each default says why it is what it is; docs/reference/config.md is generated from configparse's tables.
+"""
+
+from msgspec import Struct
+
+from edgeguardd.core.model import Action, Level
+
+
+class Mark(Struct, frozen=True):
+    """Where a level begins: a share of the elastic range in use, or so many bytes of headroom left. One is set."""
+
+    ratio: float | None = None
+    headroom_bytes: int | None = None
+
+
+class Step(Struct, frozen=True):
+    """One command of a rung: what is asked, how far, and how long the subscriber has to do it."""
+
+    action: Action
+    max_batch_ratio: float | None = None
+    deadline_s: float = 5.0
+
+
+# Trimming frees the most at the least cost to users, so it comes first and stays; refusing comes last, unloading
+# only when the kernel has begun to kill.
+_TRIM = Step(Action.TRIM_KV_CACHE)
+_REJECT = Step(Action.REJECT_REQUESTS)
+
+
+class Ladder(Struct, frozen=True):
+    """Per level, the commands it calls for. A rung is the tuple of one level; normal calls for nothing."""
+
+    elevated: tuple[Step, ...] = (_TRIM,)
+    high: tuple[Step, ...] = (_TRIM, Step(Action.REDUCE_BATCH, max_batch_ratio=0.5))
+    critical: tuple[Step, ...] = (_TRIM, Step(Action.REDUCE_BATCH, max_batch_ratio=0.25), _REJECT)
+    emergency: tuple[Step, ...] = (
+        _TRIM,
+        Step(Action.REDUCE_BATCH, max_batch_ratio=0.25),
+        _REJECT,
+        Step(Action.UNLOAD_MODEL, deadline_s=30.0),
+    )
+
+    def rung(self, level: Level) -> tuple[Step, ...]:
+        """The steps of one level, in the order in which they are asked for."""
+        return ((), self.elevated, self.high, self.critical, self.emergency)[level]
+
+
+class Policy(Struct, frozen=True):
+    """How one target is judged and what is asked of its subscribers."""
+
+    elevated: Mark = Mark(ratio=0.60)
+    high: Mark = Mark(ratio=0.80)
+    critical: Mark = Mark(ratio=0.92)
+    hysteresis_ratio: float = 0.05
+    dwell_s: float = 5.0
+    restore_dwell_s: float = 5.0
+    repeat_s: float = 2.0
+    static_bytes: int | None = None
+    ladder: Ladder = Ladder()
+
+
+class TargetSpec(Struct, frozen=True):
+    """One [[target]]: exactly one of path, unit and glob. Paths are below the cgroup root and begin with '/'."""
+
+    name: str
+    path: str | None = None
+    unit: str | None = None
+    glob: str | None = None
+    policy: Policy = Policy()
+
+
+class SocketConfig(Struct, frozen=True):
+    """The subscriber socket. allow_uids may take the inference role for targets that they do not live in."""
+
+    path: str = "/run/edgeguardd/edgeguardd.sock"
+    mode: int = 0o660
+    group: str | None = None
+    allow_uids: frozenset[int] = frozenset({0})
+    max_subscribers: int = 1024
+    heartbeat_s: float = 10.0
+    stall_s: float = 5.0
+
+
+class HttpConfig(Struct, frozen=True):
+    """The HTTP server; enabled = false turns it off."""
+
+    enabled: bool = True
+    address: str = "127.0.0.1"
+    port: int = 9464
+    max_connections: int = 32
+    timeout_s: float = 5.0
+
+
+class SamplingConfig(Struct, frozen=True):
+    """How often targets are read: `slow_s` far from the marks, down to `fast_s` near them."""
+
+    fast_s: float = 0.1
+    slow_s: float = 1.0
+
+
+class LogConfig(Struct, frozen=True):
+    """format: auto (JSON under journald, readable on a terminal), json or text. level: debug … error."""
+
+    format: str = "auto"
+    level: str = "info"
+
+
+class Config(Struct, frozen=True):
+    """Everything. `self_targets` lets a subscriber have its own cgroup guarded without any configuration."""
+
+    socket: SocketConfig = SocketConfig()
+    http: HttpConfig = HttpConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    log: LogConfig = LogConfig()
+    defaults: Policy = Policy()
+    targets: tuple[TargetSpec, ...] = ()
+    self_targets: bool = True
+    max_targets: int = 256
+    cgroup_root: str | None = None

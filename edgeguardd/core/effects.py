@@ -1,0 +1,109 @@
+"""Orders that come out of the engine. All are imperatives; the shell carries them out in order, in daemon.py.
+
+Must not: know how they are carried out. Upstream: model. Downstream: engine, daemon.
+"""
+
+from msgspec import Struct
+
+from edgeguardd.core.model import Action, Command, InForce, Level
+
+
+class Welcome(Struct, frozen=True, tag=True):
+    """Tell a subscriber who just joined what is in force now. Its commands follow as Deliver."""
+
+    subscriber: int
+    target: str | None
+    level: Level
+    in_force: InForce
+
+
+class Deliver(Struct, frozen=True, tag=True):
+    """Send a command to a subscriber; a newer command of the same action replaces an unsent older one."""
+
+    subscriber: int
+    command: Command
+
+
+class AnnounceLevel(Struct, frozen=True, tag=True):
+    """Tell the target's subscribers and all observers the target's level. The latest replaces an unsent one."""
+
+    target: str
+    level: Level
+    was: Level
+    reason: str
+
+
+class AnswerAdmit(Struct, frozen=True, tag=True):
+    """Answer an admit question. A refusal says when asking again makes sense."""
+
+    subscriber: int
+    id: str
+    granted: bool
+    reason: str
+    retry_after_s: float | None = None
+
+
+class Refuse(Struct, frozen=True, tag=True):
+    """Send an error line to a subscriber; the connection stays."""
+
+    subscriber: int
+    code: str
+    message: str
+
+
+class SetTimer(Struct, frozen=True, tag=True):
+    """Send TimerFired(key) at `at` (monotonic seconds); a timer of the same key is replaced."""
+
+    key: str
+    at: float
+
+
+class CancelTimer(Struct, frozen=True, tag=True):
+    """Forget a timer; unknown keys are fine."""
+
+    key: str
+
+
+class SampleEvery(Struct, frozen=True, tag=True):
+    """Sample the target at this interval from now on."""
+
+    target: str
+    interval_s: float
+
+
+class CommandEnded(Struct, frozen=True, tag=True):
+    """A command has its outcome, once: done, failed, unsupported, expired, superseded, or lost (subscriber left).
+
+    freed_bytes is what left the target's needed bytes between delivery and the end, as measured; None: unknown.
+    """
+
+    subscriber: int
+    seq: int
+    target: str
+    action: Action
+    outcome: str
+    took_s: float
+    claimed_bytes: int | None
+    freed_bytes: int | None
+
+
+class Note(Struct, frozen=True, tag=True):
+    """Write one log line: a stable snake_case fact and the figures that made it."""
+
+    severity: str
+    event: str
+    fields: dict[str, str | int | float | bool | None]
+
+
+Effect = (
+    Welcome
+    | Deliver
+    | AnnounceLevel
+    | AnswerAdmit
+    | Refuse
+    | SetTimer
+    | CancelTimer
+    | SampleEvery
+    | CommandEnded
+    | Note
+)

@@ -1,0 +1,136 @@
+"""Facts that go into the engine. All are past tense, frozen, and can be recorded and replayed.
+
+Must not: carry descriptors, sockets, clocks. Upstream: model. Downstream: engine, daemon, recorder.
+The time of an event is not in it: `engine.handle(event, now)` is given it.
+"""
+
+from msgspec import Struct
+
+from edgeguardd.core.config import Config, Policy
+from edgeguardd.core.model import AckEffect, AckStatus, Action, Counters, Report, Role, Sample
+
+
+class TargetAdded(Struct, frozen=True, tag=True):
+    """A cgroup is to be guarded from now on; it may not exist yet. `path` is its place below the cgroup root."""
+
+    target: str
+    path: str
+    policy: Policy
+
+
+class TargetDropped(Struct, frozen=True, tag=True):
+    """A target is guarded no longer (reload, or the last subscriber of a self target left)."""
+
+    target: str
+
+
+class CgroupAppeared(Struct, frozen=True, tag=True):
+    """The target's cgroup is there and watched. Its counters start from what was read, so old kills raise nothing."""
+
+    target: str
+
+
+class CgroupVanished(Struct, frozen=True, tag=True):
+    """The target's cgroup was removed (`systemctl restart` does this)."""
+
+    target: str
+
+
+class SampleTaken(Struct, frozen=True, tag=True):
+    """The target's files were read."""
+
+    sample: Sample
+
+
+class SampleFailed(Struct, frozen=True, tag=True):
+    """The target's files could not be read or understood; the target is degraded until a sample succeeds."""
+
+    target: str
+    reason: str
+
+
+class CountersMoved(Struct, frozen=True, tag=True):
+    """memory.events of the target or of an ancestor counted up. `path` says whose file, `delta` by how much.
+
+    A SampleTaken of the same reading comes first. `local` is the target's own file.
+    """
+
+    target: str
+    path: str
+    local: bool
+    delta: Counters
+
+
+class SubscriberJoined(Struct, frozen=True, tag=True):
+    """A peer said hello and was let in. An observer's target may be None: it sees all."""
+
+    subscriber: int
+    name: str
+    role: Role
+    target: str | None
+    supports: frozenset[Action]
+
+
+class SubscriberLeft(Struct, frozen=True, tag=True):
+    """A connection ended, whoever ended it."""
+
+    subscriber: int
+    reason: str
+
+
+class AckReceived(Struct, frozen=True, tag=True):
+    """A subscriber answered a command."""
+
+    subscriber: int
+    seq: int
+    status: AckStatus
+    effect: AckEffect | None = None
+    released_bytes: int | None = None
+    message: str | None = None
+
+
+class ReportReceived(Struct, frozen=True, tag=True):
+    """A subscriber told its own figures; `finished` are ids of admitted requests that are done."""
+
+    subscriber: int
+    report: Report
+    finished: tuple[str, ...] = ()
+
+
+class AdmitAsked(Struct, frozen=True, tag=True):
+    """A subscriber asks whether it may take a request. None: the size is not known to the asker."""
+
+    subscriber: int
+    id: str
+    bytes: int | None = None
+    tokens: int | None = None
+
+
+class TimerFired(Struct, frozen=True, tag=True):
+    """A timer that the engine had set ran out."""
+
+    key: str
+
+
+class ConfigReloaded(Struct, frozen=True, tag=True):
+    """A new, valid configuration is in force. The targets that it adds and drops come as events of their own."""
+
+    config: Config
+
+
+Event = (
+    TargetAdded
+    | TargetDropped
+    | CgroupAppeared
+    | CgroupVanished
+    | SampleTaken
+    | SampleFailed
+    | CountersMoved
+    | SubscriberJoined
+    | SubscriberLeft
+    | AckReceived
+    | ReportReceived
+    | AdmitAsked
+    | TimerFired
+    | ConfigReloaded
+)
