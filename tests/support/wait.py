@@ -1,0 +1,35 @@
+"""Waiting for conditions: tests never sleep for a fixed time and hope."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# Long enough for user-mode Linux on a busy two-core machine; a passing test never waits for it.
+DEADLINE_S = 20.0
+
+
+def eventually(condition: Callable[[], T], deadline_s: float = DEADLINE_S, what: str = "") -> T:
+    """The first true value of condition(). Fails with the last value when the deadline passes."""
+    until = time.monotonic() + deadline_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > until:
+            raise AssertionError(f"not within {deadline_s} s: {what or condition}; last value {value!r}")
+        time.sleep(0.005)
+
+
+async def soon(condition: Callable[[], T], deadline_s: float = DEADLINE_S, what: str = "") -> T:
+    """As eventually, inside a running event loop."""
+    until = time.monotonic() + deadline_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > until:
+            raise AssertionError(f"not within {deadline_s} s: {what or condition}; last value {value!r}")
+        await asyncio.sleep(0.002)
