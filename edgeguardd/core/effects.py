@@ -3,9 +3,13 @@
 Must not: know how they are carried out. Upstream: model. Downstream: engine, daemon.
 """
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
-from edgeguardd.core.model import Action, Command, InForce, Level
+from edgeguardd.core.model import Action, Command, InForce, Level, Outcome
+
+Fact = str | int | float | bool | None
 
 
 class Welcome(Struct, frozen=True, tag=True):
@@ -51,6 +55,13 @@ class Refuse(Struct, frozen=True, tag=True):
     message: str
 
 
+class Disconnect(Struct, frozen=True, tag=True):
+    """Say bye to a subscriber and close its connection."""
+
+    subscriber: int
+    reason: str
+
+
 class SetTimer(Struct, frozen=True, tag=True):
     """Send TimerFired(key) at `at` (monotonic seconds); a timer of the same key is replaced."""
 
@@ -72,7 +83,7 @@ class SampleEvery(Struct, frozen=True, tag=True):
 
 
 class CommandEnded(Struct, frozen=True, tag=True):
-    """A command has its outcome, once: done, failed, unsupported, expired, superseded, or lost (subscriber left).
+    """A command has its outcome, once. `outcome` is one of model.Outcome.
 
     freed_bytes is what left the target's needed bytes between delivery and the end, as measured; None: unknown.
     """
@@ -81,10 +92,11 @@ class CommandEnded(Struct, frozen=True, tag=True):
     seq: int
     target: str
     action: Action
-    outcome: str
+    outcome: Outcome
     took_s: float
     claimed_bytes: int | None
     freed_bytes: int | None
+    message: str | None = None
 
 
 class Note(Struct, frozen=True, tag=True):
@@ -92,7 +104,7 @@ class Note(Struct, frozen=True, tag=True):
 
     severity: str
     event: str
-    fields: dict[str, str | int | float | bool | None]
+    fields: Mapping[str, Fact]
 
 
 Effect = (
@@ -101,6 +113,7 @@ Effect = (
     | AnnounceLevel
     | AnswerAdmit
     | Refuse
+    | Disconnect
     | SetTimer
     | CancelTimer
     | SampleEvery

@@ -51,6 +51,19 @@ class AckEffect(enum.StrEnum):
     RELEASED = "released"
 
 
+class Outcome(enum.StrEnum):
+    """How a command ended. Each command has exactly one."""
+
+    DONE = "done"
+    INEFFECTIVE = "ineffective"
+    FAILED = "failed"
+    UNSUPPORTED = "unsupported"
+    EXPIRED = "expired"
+    SUPERSEDED = "superseded"
+    LOST = "lost"
+    DROPPED = "dropped"
+
+
 class Role(enum.StrEnum):
     """What a connection is for: it obeys commands, or it only looks."""
 

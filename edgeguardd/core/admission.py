@@ -1,0 +1,53 @@
+"""May this request be taken? Promises against headroom, so that ten askers at once are not promised the same bytes.
+
+Must not: read a clock, send anything. Upstream: policy figures given by the engine. Downstream: engine.
+"""
+
+from msgspec import Struct
+
+# A promise not reported finished within this time is taken as used or given up: by then its bytes show as needed.
+RESERVATION_S = 30.0
+
+MAX_RESERVATIONS = 4096
+
+
+class Promise(Struct, frozen=True):
+    """Bytes granted to one request, until it is reported finished or the time is over."""
+
+    bytes: int
+    until: float
+
+
+class Admissions:
+    """The promises of one target."""
+
+    def __init__(self) -> None:
+        self._promises: dict[tuple[int, str], Promise] = {}
+
+    def reserved_bytes(self, now: float) -> int:
+        """The sum of the promises that still stand."""
+        for key in [key for key, promise in self._promises.items() if promise.until <= now]:
+            del self._promises[key]
+        return sum(promise.bytes for promise in self._promises.values())
+
+    def decide(self, key: tuple[int, str], wanted_bytes: int | None, room_bytes: int | None, now: float) -> str | None:
+        """None grants (and reserves); else the reason of the refusal. room_bytes None: nothing limits the target."""
+        if room_bytes is None or wanted_bytes is None:
+            return None
+        room = room_bytes - self.reserved_bytes(now)
+        if wanted_bytes > room:
+            return f"{wanted_bytes} bytes do not fit into the {max(0, room)} bytes below the critical mark"
+        if len(self._promises) >= MAX_RESERVATIONS:
+            return f"{MAX_RESERVATIONS} requests are promised memory already"
+        self._promises[key] = Promise(wanted_bytes, now + RESERVATION_S)
+        return None
+
+    def finish(self, subscriber: int, ids: tuple[str, ...]) -> None:
+        """Requests are done: their promises end. Unknown ids are fine, they may have run out."""
+        for request in ids:
+            self._promises.pop((subscriber, request), None)
+
+    def leave(self, subscriber: int) -> None:
+        """A subscriber is gone: so are its requests."""
+        for key in [key for key in self._promises if key[0] == subscriber]:
+            del self._promises[key]

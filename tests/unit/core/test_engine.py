@@ -1,0 +1,591 @@
+"""The engine as scripts: memory, answers and time in; orders out."""
+
+import msgspec
+
+from edgeguardd.core.config import Policy, SamplingConfig
+from edgeguardd.core.effects import (
+    AnnounceLevel,
+    AnswerAdmit,
+    CommandEnded,
+    Disconnect,
+    Effect,
+    Note,
+    Refuse,
+    SampleEvery,
+    Welcome,
+)
+from edgeguardd.core.events import (
+    AdmitAsked,
+    CgroupVanished,
+    CountersMoved,
+    ReportReceived,
+    SampleFailed,
+    SampleTaken,
+    SubscriberJoined,
+    TargetAdded,
+    TargetDropped,
+)
+from edgeguardd.core.model import AckStatus, Action, Counters, InForce, Level, Outcome, Report, Role, Sample
+from tests.support.script import MIB, Script, actions, commands, of, outcomes, usage
+
+
+def notes(effects: list[Effect], event: str) -> list[Note]:
+    return [note for note in of(effects, Note) if note.event == event]
+
+
+# Levels
+
+
+def test_the_level_rises_at_once_by_needed_bytes_against_the_limit() -> None:
+    """Each default mark, 60, 80 and 92 %, gives its level with the first sample at it."""
+    script = Script()
+    for mib, level in [(599, Level.NORMAL), (600, Level.ELEVATED), (800, Level.HIGH), (920, Level.CRITICAL)]:
+        script.need(mib)
+        assert script.level() is level, mib
+
+
+def test_a_jump_over_several_marks_is_one_announcement() -> None:
+    """From nothing to 95 % is critical at once, said once, with the figures."""
+    script = Script()
+    (said,) = of(script.need(950), AnnounceLevel)
+    assert (said.was, said.level) == (Level.NORMAL, Level.CRITICAL)
+    assert "950.0 MiB" in said.reason
+    assert "memory.max 1000.0 MiB" in said.reason
+
+
+def test_the_nearest_of_high_and_max_counts() -> None:
+    """memory.high below memory.max is the limit that binds."""
+    script = Script()
+    script.need(480, high_mib=500, max_mib=1000)
+    assert script.level() is Level.CRITICAL
+
+
+def test_an_ancestor_whose_limit_is_nearer_counts() -> None:
+    """A slice at 95 % of its limit makes the small target in it critical."""
+    script = Script()
+    own = usage("/a/llm", 100, max_mib=1000)
+    above = usage("/a", 1900, max_mib=2000)
+    script.do(SampleTaken(Sample("llm", (own, above))))
+    assert script.level() is Level.CRITICAL
+    assert "/a" in script.target.gauge.reason
+
+
+def test_without_any_limit_nothing_is_called() -> None:
+    """No limit on the way to the root: any size is normal, and nobody divides by anything."""
+    script = Script()
+    script.need(50_000, max_mib=None)
+    assert script.level() is Level.NORMAL
+
+
+def test_a_limit_of_zero_is_no_division_by_zero() -> None:
+    """memory.max = 0 (a service being frozen out) is simply over its limit."""
+    script = Script()
+    script.need(1, max_mib=0)
+    assert script.level() is Level.CRITICAL
+
+
+def test_the_level_falls_one_step_at_a_time_after_the_dwell() -> None:
+    """Far below every mark, each step down still takes one dwell time."""
+    script = Script(Policy(dwell_s=5))
+    script.need(950)
+    script.need(100)
+    assert script.level() is Level.CRITICAL
+    script.pass_time(4.9)
+    assert script.level() is Level.CRITICAL
+    falls = of(script.pass_time(16), AnnounceLevel)
+    assert [(f.was.word, f.level.word) for f in falls] == [
+        ("critical", "high"),
+        ("high", "elevated"),
+        ("elevated", "normal"),
+    ]
+
+
+def test_within_the_hysteresis_the_level_stands() -> None:
+    """Just below a mark is not below it: 58 % holds elevated (mark 60 %, hysteresis 5 points), 54 % does not."""
+    script = Script(Policy(dwell_s=2))
+    script.need(610)
+    script.need(580)
+    script.pass_time(30)
+    assert script.level() is Level.ELEVATED
+    script.need(540)
+    script.pass_time(3)
+    assert script.level() is Level.NORMAL
+
+
+def test_the_dwell_begins_anew_when_the_mark_is_met_again() -> None:
+    """An undercut shorter than the dwell, however often, never lowers the level."""
+    script = Script(Policy(dwell_s=5))
+    for _ in range(5):
+        script.need(650)
+        script.need(400)
+        script.pass_time(4)
+    assert script.level() is Level.ELEVATED
+
+
+def test_static_bytes_are_left_in_peace() -> None:
+    """A server that holds 900 of 1000 MiB at rest is normal at 940, elevated at 960."""
+    script = Script(Policy(static_bytes=900 * MIB))
+    script.need(940)
+    assert script.level() is Level.NORMAL
+    script.need(960)
+    assert script.level() is Level.ELEVATED
+
+
+def test_reported_static_bytes_take_effect_at_once() -> None:
+    """The report re-judges the last sample: the same memory is no longer pressure after the dwell."""
+    script = Script(Policy(dwell_s=1))
+    script.join()
+    script.need(700)
+    assert script.level() is Level.ELEVATED
+    script.do(ReportReceived(1, Report(static_bytes=650 * MIB)))
+    script.pass_time(3)
+    assert script.level() is Level.NORMAL
+
+
+def test_static_bytes_over_the_limit_are_not_believed() -> None:
+    """A server that reports more than its limit is judged by the plain share."""
+    script = Script(Policy(static_bytes=5000 * MIB))
+    script.need(950)
+    assert script.level() is Level.CRITICAL
+
+
+# Counters
+
+
+def test_counters_give_at_least_their_level_when_needed_bytes_are_near() -> None:
+    """high: high; max: critical; oom and oom_kill: emergency."""
+    for delta, level in [
+        (Counters(high=3), Level.HIGH),
+        (Counters(max=1), Level.CRITICAL),
+        (Counters(oom=1), Level.EMERGENCY),
+        (Counters(oom_kill=1), Level.EMERGENCY),
+        (Counters(oom_group_kill=1), Level.EMERGENCY),
+    ]:
+        script = Script()
+        script.need(650)
+        script.do(CountersMoved("llm", "/llm", True, delta))
+        assert script.level() is level, delta
+
+
+def test_page_cache_recycling_raises_nothing_and_is_said_once() -> None:
+    """high and max moving far from the limit is a file being read: one note, no level, no command."""
+    script = Script()
+    script.join()
+    script.need(100)
+    effects = [e for _ in range(50) for e in script.move(max=10, high=7)]
+    assert script.level() is Level.NORMAL
+    assert actions(effects) == []
+    assert len(notes(effects, "counters_without_pressure")) == 1
+
+
+def test_a_kill_is_an_emergency_even_when_memory_is_free_again() -> None:
+    """After a kill needed bytes are low: the counter alone says what happened."""
+    script = Script()
+    script.need(50)
+    script.move(oom_kill=1)
+    assert script.level() is Level.EMERGENCY
+
+
+def test_a_siblings_kill_in_the_ancestor_is_not_this_targets() -> None:
+    """The ancestor's oom_kill may be anybody's below it: it raises nothing here."""
+    script = Script()
+    script.do(SampleTaken(Sample("llm", (usage("/a/llm", 100), usage("/a", 300)))))
+    script.move(path="/a", oom_kill=1)
+    assert script.level() is Level.NORMAL
+
+
+def test_an_ancestor_at_its_limit_counts_for_the_target() -> None:
+    """The slice's limit never shows in the service's own file."""
+    script = Script()
+    script.do(SampleTaken(Sample("llm", (usage("/a/llm", 100), usage("/a", 700)))))
+    script.move(path="/a", max=1)
+    assert script.level() is Level.CRITICAL
+
+
+# Commands
+
+
+def test_each_level_asks_for_its_rung() -> None:
+    """elevated trims; high also halves the batch; critical also rejects."""
+    script = Script()
+    script.join()
+    assert actions(script.need(650)) == ["trim_kv_cache"]
+    assert actions(script.need(850)) == ["trim_kv_cache", "reduce_batch"]
+    assert actions(script.need(950)) == ["trim_kv_cache", "reduce_batch", "reject_requests"]
+
+
+def test_a_trim_asks_for_the_bytes_that_bring_it_below_the_mark() -> None:
+    """700 of 1000 MiB with elevated at 60 % and 5 points of hysteresis: 150 MiB to go, to 550 MiB."""
+    script = Script()
+    script.join()
+    (trim,) = commands(script.need(700))
+    assert trim.parameters.release_bytes == 150 * MIB
+    assert trim.parameters.needed_target_bytes == 550 * MIB
+    assert trim.level is Level.ELEVATED
+    assert "70%" in trim.reason
+
+
+def test_no_command_without_its_support() -> None:
+    """What hello did not offer is not asked for."""
+    script = Script()
+    script.join(supports=frozenset({Action.REJECT_REQUESTS}))
+    assert actions(script.need(850)) == []
+    assert actions(script.need(950)) == ["reject_requests"]
+
+
+def test_nobody_to_ask_is_said_loudly() -> None:
+    """No subscriber at critical: an error in the log, not silence."""
+    (note,) = notes(Script().need(950), "nobody_to_ask")
+    assert note.severity == "error"
+
+
+def test_a_helpful_trim_ends_done_and_is_not_repeated() -> None:
+    """Memory fell below the mark: no further command, whatever time passes."""
+    script = Script()
+    script.join()
+    (trim,) = commands(script.need(700))
+    script.need(500)
+    assert outcomes(script.ack(trim)) == [("trim_kv_cache", "done")]
+    assert actions(script.pass_time(60)) == []
+
+
+def test_freed_bytes_are_measured_not_believed() -> None:
+    """The server claims 150 MiB, 40 left: both are in the outcome."""
+    script = Script()
+    script.join()
+    (trim,) = commands(script.need(700))
+    script.need(660)
+    (ended,) = of(script.ack(trim), CommandEnded)
+    assert (ended.claimed_bytes, ended.freed_bytes) == (150 * MIB, 40 * MIB)
+    assert ended.outcome is Outcome.DONE
+
+
+def test_done_without_effect_counts_as_failure_and_escalates_at_once() -> None:
+    """A liar is not believed: the next rung is asked in the same moment."""
+    script = Script()
+    script.join()
+    (trim,) = commands(script.need(700))
+    effects = script.ack(trim)
+    assert outcomes(effects)[0] == ("trim_kv_cache", "ineffective")
+    assert actions(effects) == ["trim_kv_cache", "reduce_batch"]
+
+
+def test_no_answer_by_the_deadline_escalates() -> None:
+    """Silence is a failure: expired, then the next rung."""
+    script = Script()
+    script.join()
+    script.need(700)
+    effects = script.pass_time(5.1)
+    assert outcomes(effects) == [("trim_kv_cache", "expired")]
+    assert actions(effects) == ["trim_kv_cache", "reduce_batch"]
+
+
+def test_failed_and_unsupported_escalate() -> None:
+    """A failure escalates; what turned out unsupported is not asked again."""
+    script = Script()
+    script.join()
+    (trim,) = commands(script.need(700))
+    assert actions(script.ack(trim, AckStatus.FAILED)) == ["trim_kv_cache", "reduce_batch"]
+    second = commands(script.effects)[-2]
+    script.ack(second, AckStatus.UNSUPPORTED)
+    assert "trim_kv_cache" not in actions(script.pass_time(30))
+
+
+def test_accepted_alone_is_no_outcome() -> None:
+    """accepted keeps the deadline running."""
+    script = Script()
+    script.join()
+    (trim,) = commands(script.need(700))
+    assert script.ack(trim, AckStatus.ACCEPTED) == []
+    assert outcomes(script.pass_time(5.1)) == [("trim_kv_cache", "expired")]
+
+
+def test_escalation_stops_below_unloading_while_the_level_is_not_critical() -> None:
+    """A server that fails everything at elevated is not made to unload its model; the end is said once, loudly."""
+    script = Script()
+    script.join()
+    script.need(700)
+    for _ in range(20):
+        for command in [o.command for o in script.target.ledger.outstanding.values()]:
+            if command.seq in script.target.ledger.outstanding:
+                script.ack(command, AckStatus.FAILED)
+        script.pass_time(1)
+    assert "unload_model" not in actions(script.effects)
+    assert len(notes(script.effects, "ladder_exhausted")) == 1
+
+
+def test_at_the_floor_repeats_stop_until_memory_grows() -> None:
+    """Nothing left to give: silence at the same size, a new try after growth."""
+    script = Script()
+    script.join()
+    script.need(700)
+    script.pass_time(120)
+    assert script.target.ledger.exhausted
+    assert actions(script.pass_time(60)) == []
+    script.needed_mib = 730
+    assert "trim_kv_cache" in actions(script.pass_time(1))
+
+
+def test_repeats_within_a_level_obey_the_hold_off() -> None:
+    """A trim that helped, but not enough, is repeated after repeat_s with the new amount."""
+    script = Script(Policy(repeat_s=2))
+    script.join()
+    (trim,) = commands(script.need(780))
+    script.need(700)
+    script.ack(trim)
+    assert actions(script.pass_time(1.5)) == []
+    again = commands(script.pass_time(1))
+    assert [c.parameters.release_bytes for c in again] == [150 * MIB]
+
+
+def test_a_newer_command_supersedes_an_unanswered_one() -> None:
+    """The trim of elevated ends superseded when high asks anew; every command ends once."""
+    script = Script()
+    script.join()
+    script.need(650)
+    assert outcomes(script.need(850)) == [("trim_kv_cache", "superseded")]
+
+
+def test_an_ack_for_somebody_elses_command_is_refused() -> None:
+    """The command stays outstanding, and the liar gets an error."""
+    script = Script()
+    script.join(1)
+    script.join(2, supports=frozenset())
+    (trim,) = commands(script.need(700))
+    (refusal,) = of(script.ack(trim, subscriber=2), Refuse)
+    assert (refusal.subscriber, refusal.code) == (2, "unknown_seq")
+    assert trim.seq in script.target.ledger.outstanding
+
+
+def test_an_ack_after_the_deadline_is_noted_not_punished() -> None:
+    """Late is not lying."""
+    script = Script()
+    script.join()
+    (trim,) = commands(script.need(700))
+    script.pass_time(5.1)
+    effects = script.ack(trim)
+    assert of(effects, Refuse) == []
+    assert len(notes(effects, "late_ack")) == 1
+
+
+def test_a_second_server_of_the_target_still_counts_when_the_first_fails() -> None:
+    """The round is judged when all have answered; one helper is enough."""
+    script = Script()
+    script.join(1)
+    script.join(2)
+    first, second = commands(script.need(700))
+    assert actions(script.ack(first, AckStatus.FAILED, 1)) == []
+    script.need(640)
+    assert actions(script.ack(second, AckStatus.DONE, 2)) == []
+
+
+def test_a_subscriber_that_leaves_loses_its_commands_and_others_are_asked() -> None:
+    """The command ends lost, once."""
+    script = Script()
+    script.join()
+    script.need(700)
+    effects = script.leave()
+    assert outcomes(effects) == [("trim_kv_cache", "lost")]
+    assert len(notes(effects, "nobody_to_ask")) == 1
+
+
+def test_who_joins_late_gets_what_is_in_force() -> None:
+    """State, not edges: welcome tells the level and the restrictions, the rung's commands follow."""
+    script = Script()
+    script.need(950)
+    effects = script.join()
+    (welcome,) = of(effects, Welcome)
+    assert welcome.level is Level.CRITICAL
+    assert welcome.in_force == InForce(0.25, False, True)
+    assert actions(effects) == ["trim_kv_cache", "reduce_batch", "reject_requests"]
+
+
+# Restoring
+
+
+def all_done(script: Script) -> None:
+    for outstanding in list(script.target.ledger.outstanding.values()):
+        if outstanding.command.seq in script.target.ledger.outstanding:
+            script.ack(outstanding.command, subscriber=outstanding.subscriber)
+
+
+def test_capacity_comes_back_rung_by_rung() -> None:
+    """critical → normal restores in steps, each with absolute parameters, the last one everything."""
+    script = Script(Policy(dwell_s=2, restore_dwell_s=2))
+    script.join()
+    script.need(950)
+    script.need(300)
+    all_done(script)
+    restores = []
+    for _ in range(40):
+        effects = script.pass_time(0.5)
+        restores += [c.parameters for c in commands(effects) if c.action is Action.RESTORE]
+        all_done(script)
+    assert [(p.max_batch_ratio, p.accept_requests) for p in restores] == [(0.5, True), (1.0, True)]
+    assert len(notes(script.effects, "restored")) == 1
+    assert script.target.ledger.in_force() == InForce()
+
+
+def test_an_unanswered_restore_is_tried_again_and_then_said() -> None:
+    """A server that stays restricted because it did not hear is retried, boundedly."""
+    script = Script(Policy(dwell_s=1, restore_dwell_s=1))
+    script.join(supports=frozenset({Action.REJECT_REQUESTS}))
+    (reject,) = commands(script.need(950))
+    script.ack(reject)
+    script.need(100)
+    effects = script.pass_time(300, every=1)
+    assert actions(effects) == ["restore"] * 3
+    assert len(notes(effects, "restore_failed")) == 1
+
+
+def test_a_level_that_rises_again_cancels_restoring() -> None:
+    """No restore while the level is up."""
+    script = Script(Policy(dwell_s=1, restore_dwell_s=10))
+    script.join()
+    script.need(950)
+    script.need(100)
+    all_done(script)
+    script.pass_time(3)
+    script.need(950)
+    all_done(script)
+    assert "restore" not in actions(script.pass_time(30))
+
+
+def test_a_restore_voids_restrictions_still_on_their_way() -> None:
+    """An unanswered reject ends superseded when the restore goes out, so that it cannot count later."""
+    policy = Policy(dwell_s=0.5, restore_dwell_s=0.5)
+    script = Script(policy)
+    script.join(supports=frozenset({Action.REJECT_REQUESTS}))
+    script.need(950)
+    script.need(100)
+    assert ("reject_requests", "superseded") in outcomes(script.pass_time(3))
+
+
+# Targets
+
+
+def test_a_vanished_cgroup_drops_its_commands_and_frees_bridges() -> None:
+    """The bridge outside the cgroup is told to restore; the level is normal again."""
+    script = Script()
+    script.join()
+    script.need(950)
+    effects = script.do(CgroupVanished("llm"))
+    assert {outcome for _, outcome in outcomes(effects)} == {"dropped"}
+    assert actions(effects) == ["restore"]
+    assert script.level() is Level.NORMAL
+
+
+def test_a_dropped_target_disconnects_its_subscribers() -> None:
+    """Every command ends; nobody is left waiting on a target that is not guarded."""
+    script = Script()
+    script.join()
+    script.need(950)
+    effects = script.do(TargetDropped("llm"))
+    assert [d.subscriber for d in of(effects, Disconnect)] == [1]
+    assert "llm" not in script.engine.targets
+    assert len(outcomes(effects)) == len(commands(script.effects))
+
+
+def test_new_marks_apply_to_the_last_sample_at_once() -> None:
+    """A reload with lower marks raises the level without waiting for a sample."""
+    script = Script()
+    script.need(500)
+    policy = msgspec.structs.replace(script.policy, elevated=msgspec.structs.replace(script.policy.elevated, ratio=0.4))
+    script.do(TargetAdded("llm", "/llm", policy))
+    assert script.level() is Level.ELEVATED
+
+
+def test_an_unreadable_target_is_degraded_once_and_comes_back() -> None:
+    """One note when it begins, one when it ends, the level kept meanwhile."""
+    script = Script()
+    script.need(850)
+    effects = [e for _ in range(10) for e in script.do(SampleFailed("llm", "cannot read memory.stat: EIO"))]
+    assert len(notes(effects, "target_degraded")) == 1
+    assert script.level() is Level.HIGH
+    assert len(notes(script.need(850), "target_readable_again")) == 1
+
+
+def test_an_observer_sees_and_is_asked_nothing() -> None:
+    """An observer is welcomed with the worst level and gets no command."""
+    script = Script()
+    script.need(950)
+    effects = script.do(SubscriberJoined(9, "top", Role.OBSERVER, None, frozenset()))
+    assert of(effects, Welcome)[0].level is Level.CRITICAL
+    assert actions(effects) == []
+
+
+# Sampling
+
+
+def test_sampling_is_slow_far_away_and_fast_near() -> None:
+    """slow_s at rest, faster as growth nears the mark, fast_s at a raised level."""
+    script = Script(sampling=SamplingConfig(fast_s=0.1, slow_s=1.0))
+    (rest,) = of(script.need(100), SampleEvery)
+    assert rest.interval_s == 1.0
+    script.now += 1
+    (growing,) = of(script.need(400), SampleEvery)
+    assert 0.1 <= growing.interval_s < 1.0
+    script.now += 1
+    (raised,) = of(script.need(700), SampleEvery)
+    assert raised.interval_s == 0.1
+
+
+# Admission
+
+
+def test_admit_promises_no_byte_twice() -> None:
+    """420 MiB of room below critical: four of ten askers for 100 MiB get it."""
+    script = Script()
+    script.join()
+    script.need(500)
+    answers = [
+        answer.granted
+        for n in range(10)
+        for answer in of(script.do(AdmitAsked(1, str(n), bytes=100 * MIB)), AnswerAdmit)
+    ]
+    assert answers == [True] * 4 + [False] * 6
+
+
+def test_a_finished_request_gives_its_promise_back() -> None:
+    """finished frees the room for the next one."""
+    script = Script()
+    script.join()
+    script.need(500)
+    script.do(AdmitAsked(1, "a", bytes=400 * MIB))
+    (refused,) = of(script.do(AdmitAsked(1, "b", bytes=400 * MIB)), AnswerAdmit)
+    script.do(ReportReceived(1, Report(), finished=("a",)))
+    (granted,) = of(script.do(AdmitAsked(1, "b", bytes=400 * MIB)), AnswerAdmit)
+    assert (refused.granted, granted.granted) == (False, True)
+    assert refused.retry_after_s
+
+
+def test_a_promise_runs_out() -> None:
+    """A request never reported finished does not hold memory for ever."""
+    script = Script()
+    script.join()
+    script.need(500)
+    script.do(AdmitAsked(1, "a", bytes=400 * MIB))
+    script.pass_time(31)
+    (granted,) = of(script.do(AdmitAsked(1, "b", bytes=400 * MIB)), AnswerAdmit)
+    assert granted.granted
+
+
+def test_tokens_are_counted_with_the_reported_bytes_per_token() -> None:
+    """1000 tokens of 1 MiB do not fit into 420 MiB; unknown sizes are granted."""
+    script = Script()
+    script.join()
+    script.need(500)
+    (unknown,) = of(script.do(AdmitAsked(1, "a", tokens=1000)), AnswerAdmit)
+    script.do(ReportReceived(1, Report(bytes_per_token=MIB)))
+    (known,) = of(script.do(AdmitAsked(1, "b", tokens=1000)), AnswerAdmit)
+    assert (unknown.granted, known.granted) == (True, False)
+
+
+def test_while_rejecting_nothing_is_admitted() -> None:
+    """reject_requests in force answers every admit with no and a reason."""
+    script = Script()
+    script.join()
+    script.need(950)
+    (answer,) = of(script.do(AdmitAsked(1, "a", bytes=1)), AnswerAdmit)
+    assert not answer.granted
+    assert "rejected" in answer.reason
