@@ -1,0 +1,124 @@
+"""What must hold between configuration values, and what is allowed but worth a warning.
+
+Must not: parse TOML or know lines; a finding names the keys it is about and configparse finds their line.
+Upstream: config. Downstream: configparse, `edgeguardctl check-config`.
+"""
+
+from itertools import combinations, pairwise
+
+from msgspec import Struct
+
+from edgeguardd.core.config import Config, Ladder, Mark, Policy, SamplingConfig, Step, TargetSpec
+from edgeguardd.core.model import Action
+
+LEVELS = ("elevated", "high", "critical", "emergency")
+_MARKS = LEVELS[:3]
+_LASTING = (Action.REDUCE_BATCH, Action.REJECT_REQUESTS, Action.UNLOAD_MODEL)
+
+
+class Finding(Struct, frozen=True):
+    """One fault: `keys` are those it lies between, the one to blame last; `why` is "what is wrong; remedy"."""
+
+    keys: tuple[str, ...]
+    why: str
+
+
+def policy_findings(policy: Policy) -> list[Finding]:
+    """Faults between the keys of one policy, its ladder excepted."""
+    found = [
+        Finding((lower, upper), f"level {lower} begins at {_mark(a)} and levels must rise; {_rise_remedy(b)}")
+        for lower, upper in combinations(_MARKS, 2)
+        if not _rises(a := getattr(policy, lower), b := getattr(policy, upper))
+    ]
+    lowest = min((mark.ratio for key in _MARKS if (mark := getattr(policy, key)).ratio is not None), default=None)
+    if lowest is not None and policy.hysteresis_ratio >= lowest:
+        found.append(
+            Finding(
+                (*_MARKS, "hysteresis"),
+                f"no level could ever fall, as the lowest mark is {lowest:g}; write a share below that",
+            )
+        )
+    return found
+
+
+def ladder_findings(ladder: Ladder) -> list[Finding]:
+    """Faults between the rungs of a ladder: it must not get weaker as levels rise."""
+    found = [
+        Finding((level,), f"{step.action} stands twice in one rung; leave one out")
+        for level in LEVELS
+        for step in _repeated(getattr(ladder, level))
+    ]
+    for lower, upper in pairwise(LEVELS):
+        for action in _LASTING:
+            before, after = _step(getattr(ladder, lower), action), _step(getattr(ladder, upper), action)
+            if before and not after:
+                why = f"level {lower} asks for {action} and this one would lift it; add it here or take it out there"
+                found.append(Finding((lower, upper), why))
+            elif before and after and (after.max_batch_ratio or 0) > (before.max_batch_ratio or 0):
+                why = (
+                    f"level {lower} allows max_batch_ratio {before.max_batch_ratio} and this one more, "
+                    f"{after.max_batch_ratio}; write at most as much"
+                )
+                found.append(Finding((lower, upper), why))
+    return found
+
+
+def sampling_findings(sampling: SamplingConfig) -> list[Finding]:
+    """Faults between the sampling intervals."""
+    if sampling.fast_s <= sampling.slow_s:
+        return []
+    return [Finding(("slow", "fast"), f"it is slower than slow, {sampling.slow_s:g} s; write at most that")]
+
+
+def warnings(config: Config) -> list[str]:
+    """What works but is probably not meant, one sentence each."""
+    found = []
+    if config.socket.mode & 0o002:
+        found.append("socket.mode lets every user of the machine connect; take the last digit down to 0")
+    if config.http.enabled and config.http.address not in {"127.0.0.1", "::1", "localhost"}:
+        found.append(f"http.address {config.http.address} is not loopback: the network can read /status and /metrics")
+    if not config.targets and not config.self_targets:
+        found.append("nothing is guarded: there is no [[target]] and self_targets is false")
+    if config.socket.stall_s > config.socket.heartbeat_s * 2:
+        found.append("socket.stall is longer than two heartbeats, so the heartbeat ends a stalled peer first")
+    found += [
+        f'target "{spec.name}" has an empty ladder: its subscribers are told levels but asked for nothing'
+        for spec in config.targets
+        if not any(getattr(spec.policy.ladder, level) for level in LEVELS)
+    ]
+    return found + _shared_places(config.targets)
+
+
+def _shared_places(targets: tuple[TargetSpec, ...]) -> list[str]:
+    found = []
+    first: dict[tuple[str | None, ...], str] = {}
+    for spec in targets:
+        name = first.setdefault((spec.path, spec.unit, spec.glob), spec.name)
+        if name != spec.name:
+            found.append(f'targets "{name}" and "{spec.name}" name the same cgroup; give it to one of them')
+    return found
+
+
+def _rises(lower: Mark, upper: Mark) -> bool:
+    """Whether `upper` begins later; marks of different kinds cannot be compared and pass."""
+    if lower.ratio is not None and upper.ratio is not None:
+        return lower.ratio < upper.ratio
+    if lower.headroom_bytes is not None and upper.headroom_bytes is not None:
+        return lower.headroom_bytes > upper.headroom_bytes
+    return True
+
+
+def _mark(mark: Mark) -> str:
+    return f"{mark.headroom_bytes} bytes of headroom" if mark.ratio is None else f"{mark.ratio:g}"
+
+
+def _rise_remedy(mark: Mark) -> str:
+    return "write less headroom" if mark.ratio is None else "write a larger share"
+
+
+def _step(rung: tuple[Step, ...], action: Action) -> Step | None:
+    return next((step for step in rung if step.action is action), None)
+
+
+def _repeated(rung: tuple[Step, ...]) -> list[Step]:
+    return [step for number, step in enumerate(rung) if _step(rung[:number], step.action)]

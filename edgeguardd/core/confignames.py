@@ -1,0 +1,92 @@
+"""Which texts can be a path, a cgroup, a unit, a name: one check each, ValueError("what is wrong; remedy").
+
+Must not: look whether the thing exists. Upstream: nothing. Downstream: configtable.
+"""
+
+import ipaddress
+import re
+
+from edgeguardd.core.configkinds import quoted
+
+# sun_path holds 108 bytes with its closing NUL (unix(7)).
+MAX_SOCKET_PATH_BYTES = 107
+MAX_UNIT_CHARS = 255  # systemd's UNIT_NAME_MAX, less its closing NUL
+
+_UNIT = re.compile(
+    r"(?:[A-Za-z0-9:_.-]|\\x[0-9a-f]{2})+(?:@(?:[A-Za-z0-9:_.-]|\\x[0-9a-f]{2})+)?\.(service|slice|scope)"
+)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@-]{0,63}")
+_GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}")
+
+
+def check_absolute(path: str) -> None:
+    """Refuse what is no plain absolute path below the root."""
+    if not path.startswith("/"):
+        raise ValueError('the path is not absolute; begin it with "/"')
+    if not path.isprintable():
+        raise ValueError("the path holds control characters; take them out")
+    if any(part in {"", ".", ".."} for part in path[1:].split("/")):
+        raise ValueError('the path has an empty, "." or ".." part; write it out plainly, without a "/" at the end')
+
+
+def check_socket_path(path: str) -> None:
+    """A path that bind(2) takes."""
+    check_absolute(path)
+    length = len(path.encode())
+    if length > MAX_SOCKET_PATH_BYTES:
+        raise ValueError(
+            f"a socket path has at most {MAX_SOCKET_PATH_BYTES} bytes and this one has {length}; choose a shorter one"
+        )
+
+
+def check_cgroup_path(path: str) -> None:
+    """A cgroup's path as /proc/PID/cgroup shows it."""
+    if path == "/":
+        raise ValueError("the root cgroup has no limit and no memory.events; name a cgroup below it")
+    if path.startswith("/sys/fs/cgroup/"):
+        raise ValueError(f"paths are below the cgroup root already; write {quoted(path[len('/sys/fs/cgroup') :])}")
+    check_absolute(path)
+
+
+def check_cgroup_glob(pattern: str) -> None:
+    """A cgroup path with at least one wildcard."""
+    check_cgroup_path(pattern)
+    if not any(char in pattern for char in "*?["):
+        raise ValueError("there is no *, ? or [ in it; write it as path instead")
+
+
+def check_unit(unit: str) -> None:
+    """A systemd unit that has a cgroup of its own."""
+    if unit == "-.slice":
+        raise ValueError("the root slice has no limit of its own; name a unit below it")
+    if "@." in unit:
+        raise ValueError('a template has no cgroup; name an instance such as "llama@main.service"')
+    if len(unit) > MAX_UNIT_CHARS or not _UNIT.fullmatch(unit):
+        raise ValueError(
+            "it is no name of a .service, .slice or .scope; write it as `systemctl status` shows it, "
+            "\"-\" in a path escaped as '\\x2d'"
+        )
+
+
+def check_name(name: str) -> None:
+    """A target's name: what the protocol, the log and metric labels call it."""
+    if name == "self":
+        raise ValueError('"self" is what a subscriber calls the cgroup it lives in; choose another name')
+    if not _NAME.fullmatch(name):
+        raise ValueError("a name is 1 to 64 letters, digits and _ . : @ - and begins with a letter or digit; change it")
+
+
+def check_group(group: str) -> None:
+    """A group's name or number, as chown takes it."""
+    if not _GROUP.fullmatch(group):
+        raise ValueError('it is no name or number of a group; write one from /etc/group, such as "edgeguard"')
+
+
+def check_address(address: str) -> None:
+    """An address to listen on."""
+    if address == "localhost":
+        return
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        raise ValueError('it is no IP address; write "127.0.0.1", "::1" or "localhost", the port by itself') from None
