@@ -105,7 +105,7 @@ def test_a_command_that_does_not_end_is_ended() -> None:
 def test_a_missing_linux_uml_is_one_line_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """No traceback, and what to install."""
     monkeypatch.setattr(runner, "binary", lambda: None)
-    with pytest.raises(runner.GuestError, match="cannot find linux.uml: .*apt-get install user-mode-linux"):
+    with pytest.raises(runner.GuestError, match=r"cannot find linux\.uml: .*apt-get install user-mode-linux"):
         runner.run(["true"], to=io.BytesIO())
 
 

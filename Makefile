@@ -1,0 +1,43 @@
+# Every verb sets up first what it needs; `make help` lists them.
+.DEFAULT_GOAL := help
+.PHONY: help demo test check kernel system bench deb docs setup clean
+
+PY := .venv/bin/python
+FAST_TESTS := $(wildcard tests/unit tests/property tests/component tests/cases)
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+demo: setup ## an inference server under memory pressure, three times: bare, naive, guarded (under 3 minutes)
+	@$(PY) -m tests.demo
+
+test: check ## everything that must be green: check, then all tests, kernel tests included (under 10 minutes)
+	$(PY) -m pytest -q $(FAST_TESTS)
+	$(PY) -m pytest -q tests/kernel
+
+check: setup ## format, lint, types, layering
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+kernel: setup ## only the kernel tests, each by name; on this host's cgroup v2 or in user-mode Linux
+	$(PY) -m pytest -v tests/kernel
+
+docs: setup ## write the generated pages of docs/reference again
+	$(PY) -m edgeguardd.cli.reference docs/reference
+
+system: ## tests with systemd, in QEMU
+	@echo "cannot run system tests: not built yet" >&2; exit 2
+
+bench: ## measure latency, CPU and memory against the budgets
+	@echo "cannot run benchmarks: not built yet" >&2; exit 2
+
+deb: ## the Debian package
+	@echo "cannot build the Debian package: not built yet" >&2; exit 2
+
+setup: ## system packages, .venv and all it needs; says what it installs, quick when done
+	@tests/support/setup.sh
+
+clean: ## remove what setup, tests and builds made
+	rm -rf .venv .build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
