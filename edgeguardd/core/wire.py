@@ -1,83 +1,99 @@
 """The subscriber protocol: one JSON object a line, both ways. Bytes <-> messages, nothing else.
 
 Must not: know sockets, targets, policy. Upstream: model. Downstream: serve.subscribers, client.
-Contract: docs/reference/protocol.md. Unknown fields are ignored, so that either side may be newer.
+Contract: docs/reference/protocol.md. Unknown fields are ignored, so that either side may be newer; a missing `v` is 1.
+Sizes are bytes, times are seconds, counts are whole and not negative, ratios are 0…1; JSON knows no NaN.
 """
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from edgeguardd.core.model import AckEffect, AckStatus, Action, Level, Parameters, Role
 from edgeguardd.errors import ProtocolError
 
 VERSION = 1
+# The longest line without its newline. A report that ends 256 requests with ids of full length fits in.
 MAX_LINE_BYTES = 64 * 1024
 MAX_NAME_CHARS = 128
+MAX_TEXT_CHARS = 4096
+MAX_FINISHED = 256
+MAX_SUPPORTS = 32
+# The most of a faulty line that an error line repeats, so that a huge bad line is not answered by a huge error.
+MAX_ECHO_CHARS = 200
+
+# Names end up in logs and on terminals: no control characters, no line separators.
+_NAME_PATTERN = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
+
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=_NAME_PATTERN)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Finished = Annotated[tuple[Name, ...], Meta(max_length=MAX_FINISHED)]
+Supports = Annotated[tuple[Name, ...], Meta(max_length=MAX_SUPPORTS)]
 
 
 class Hello(Struct, frozen=True, tag="hello", tag_field="type", omit_defaults=True):
     """client → server, first: who I am and which target I serve. "self": the cgroup I live in."""
 
-    name: str
-    v: int = VERSION
+    name: Name
+    v: Whole = VERSION
     role: Role = Role.INFERENCE
-    target: str | None = None
-    supports: tuple[str, ...] = (Action.TRIM_KV_CACHE, Action.REDUCE_BATCH, Action.REJECT_REQUESTS)
+    target: Name | None = None
+    supports: Supports = (Action.TRIM_KV_CACHE, Action.REDUCE_BATCH, Action.REJECT_REQUESTS)
 
 
 class Ack(Struct, frozen=True, tag="ack", tag_field="type", omit_defaults=True):
     """client → server: the answer to the command `seq`."""
 
-    seq: int
+    seq: Whole
     status: AckStatus
-    v: int = VERSION
+    v: Whole = VERSION
     effect: AckEffect | None = None
-    released_bytes: int | None = None
-    message: str | None = None
+    released_bytes: Whole | None = None
+    message: Text | None = None
 
 
 class ReportLine(Struct, frozen=True, tag="report", tag_field="type", omit_defaults=True):
     """client → server: my own figures; `finished` are the ids of admitted requests that are done."""
 
-    v: int = VERSION
-    static_bytes: int | None = None
-    kv_bytes: int | None = None
-    running: int | None = None
-    waiting: int | None = None
-    batch_limit: int | None = None
-    bytes_per_token: int | None = None
-    finished: tuple[str, ...] = ()
+    v: Whole = VERSION
+    static_bytes: Whole | None = None
+    kv_bytes: Whole | None = None
+    running: Whole | None = None
+    waiting: Whole | None = None
+    batch_limit: Whole | None = None
+    bytes_per_token: Whole | None = None
+    finished: Finished = ()
 
 
 class Admit(Struct, frozen=True, tag="admit", tag_field="type", omit_defaults=True):
     """client → server: may I take a request of so many bytes or tokens?"""
 
-    id: str
-    v: int = VERSION
-    bytes: int | None = None
-    tokens: int | None = None
+    id: Name
+    v: Whole = VERSION
+    bytes: Whole | None = None
+    tokens: Whole | None = None
 
 
 class Ping(Struct, frozen=True, tag="ping", tag_field="type", omit_defaults=True):
     """Either way: are you there? Answered with pong of the same id."""
 
-    v: int = VERSION
-    id: str | None = None
+    v: Whole = VERSION
+    id: Name | None = None
 
 
 class Pong(Struct, frozen=True, tag="pong", tag_field="type", omit_defaults=True):
     """Either way: the answer to ping."""
 
-    v: int = VERSION
-    id: str | None = None
+    v: Whole = VERSION
+    id: Name | None = None
 
 
 class WelcomeLine(Struct, frozen=True, tag="welcome", tag_field="type"):
     """server → client: let in; this is in force now. A new epoch means that sequence numbers began again."""
 
-    v: int
+    v: Whole
     epoch: str
     target: str | None
     level: str
@@ -88,12 +104,15 @@ class WelcomeLine(Struct, frozen=True, tag="welcome", tag_field="type"):
 
 
 class CommandLine(Struct, frozen=True, tag="command", tag_field="type"):
-    """server → client: do this within deadline_s and ack it. Parameters are absolute: twice is harmless."""
+    """server → client: do this within deadline_s and ack it. Parameters are absolute: twice is harmless.
 
-    v: int
+    An action that the client does not know (a newer server's) still decodes, so that it can be acked "unsupported".
+    """
+
+    v: Whole
     seq: int
     target: str
-    action: Action
+    action: str
     parameters: Parameters
     level: str
     reason: str
@@ -103,7 +122,7 @@ class CommandLine(Struct, frozen=True, tag="command", tag_field="type"):
 class LevelLine(Struct, frozen=True, tag="level", tag_field="type"):
     """server → client: the target's level changed."""
 
-    v: int
+    v: Whole
     target: str
     level: str
     was: str
@@ -116,14 +135,14 @@ class Admission(Struct, frozen=True, tag="admission", tag_field="type", omit_def
     id: str
     granted: bool
     reason: str
-    v: int = VERSION
+    v: Whole = VERSION
     retry_after_s: float | None = None
 
 
 class ErrorLine(Struct, frozen=True, tag="error", tag_field="type"):
     """server → client: your line was not understood or not allowed. `code` is stable, `message` is for people."""
 
-    v: int
+    v: Whole
     code: str
     message: str
 
@@ -131,23 +150,67 @@ class ErrorLine(Struct, frozen=True, tag="error", tag_field="type"):
 class Bye(Struct, frozen=True, tag="bye", tag_field="type"):
     """server → client, last: the connection ends, and why."""
 
-    v: int
+    v: Whole
     reason: str
 
 
 ClientMessage = Hello | Ack | ReportLine | Admit | Ping | Pong
 ServerMessage = WelcomeLine | CommandLine | LevelLine | Admission | Ping | Pong | ErrorLine | Bye
 
-T = TypeVar("T")
+
+class ErrorCode(Struct, frozen=True):
+    """One row of the table of errors: what the code says, and whether the connection ends with it."""
+
+    meaning: str
+    closes: bool
+
+
+ERROR_CODES = {
+    "bad_json": ErrorCode("The line is not one JSON value in UTF-8, or is nested too deeply.", closes=False),
+    "bad_message": ErrorCode("A field is missing, of the wrong type or out of range.", closes=False),
+    "unknown_type": ErrorCode("The server does not know this type of message.", closes=False),
+    "hello_first": ErrorCode("Only hello and ping may come before the welcome.", closes=False),
+    "hello_twice": ErrorCode("A connection says hello once.", closes=False),
+    "wrong_role": ErrorCode("An observer may not ack, report or ask for admission.", closes=False),
+    "unknown_seq": ErrorCode("No command of this number waits for this subscriber's ack.", closes=False),
+    "line_too_long": ErrorCode(f"A line may have {MAX_LINE_BYTES} bytes.", closes=True),
+    "unsupported_version": ErrorCode(f"The server speaks version {VERSION} only.", closes=True),
+    "hello_timeout": ErrorCode("No hello came in time.", closes=True),
+    "unknown_target": ErrorCode("No such target, or the peer's own cgroup cannot be guarded.", closes=True),
+    "not_allowed": ErrorCode("The peer may not take this role for this target.", closes=True),
+    "too_many_errors": ErrorCode("The connection made too many errors.", closes=True),
+    "too_many_subscribers": ErrorCode("No more connections are taken.", closes=True),
+}
+
+_UNKNOWN_CODE = ErrorCode("", closes=False)
+
+
+def closes(code: str) -> bool:
+    """Whether the connection ends with an error of this code; codes of later versions do not."""
+    return ERROR_CODES.get(code, _UNKNOWN_CODE).closes
+
+
+T = TypeVar("T", bound=ClientMessage | ServerMessage)
+
+
+class _AnyVersion(Struct, frozen=True):
+    """The one field that every version has, to tell "a newer peer" from "a faulty line"."""
+
+    v: Whole = VERSION
+
 
 _encoder = msgspec.json.Encoder()
 _client_decoder = msgspec.json.Decoder(ClientMessage)
 _server_decoder = msgspec.json.Decoder(ServerMessage)
+_version_decoder = msgspec.json.Decoder(_AnyVersion)
 
 
 def encode(message: ClientMessage | ServerMessage) -> bytes:
-    """One message as one line, newline included."""
-    return _encoder.encode(message) + b"\n"
+    """One message as one line, newline included. Lone surrogates in a text, which UTF-8 cannot say, become "?"."""
+    try:
+        return _encoder.encode(message) + b"\n"
+    except UnicodeEncodeError:
+        return _encoder.encode(_speakable(msgspec.to_builtins(message))) + b"\n"
 
 
 def decode_client(line: bytes) -> ClientMessage:
@@ -168,15 +231,48 @@ def level_of(word: str) -> Level:
         raise ProtocolError("bad_message", f"cannot read level {word[:32]!r}: not a level of v{VERSION}") from None
 
 
+def too_long() -> ProtocolError:
+    """The error of a line that is longer than either side may send."""
+    return ProtocolError("line_too_long", f"cannot read a line of over {MAX_LINE_BYTES} bytes: send shorter ones")
+
+
 def _decode(decoder: "msgspec.json.Decoder[T]", line: bytes) -> T:
     if len(line) > MAX_LINE_BYTES:
-        raise ProtocolError("line_too_long", f"cannot read a line of over {MAX_LINE_BYTES} bytes: send shorter ones")
+        raise too_long()
     try:
-        return decoder.decode(line)
+        message = decoder.decode(line)
     except msgspec.ValidationError as error:
-        text = str(error)
-        if text.endswith("`$.type`") and "Invalid value" in text:
-            raise ProtocolError("unknown_type", f"cannot read the message: {text}") from None
-        raise ProtocolError("bad_message", f"cannot read the message: {text}") from None
+        _check_version(_version_of(line))
+        text = str(error)[:MAX_ECHO_CHARS]
+        code = "unknown_type" if "Invalid value" in text and str(error).endswith("`$.type`") else "bad_message"
+        raise ProtocolError(code, f"cannot read the message: {text}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError("bad_json", f"cannot read the line as JSON: {error}") from None
+        raise ProtocolError("bad_json", f"cannot read the line as JSON: {str(error)[:MAX_ECHO_CHARS]}") from None
+    _check_version(message.v)
+    return message
+
+
+def _version_of(line: bytes) -> int:
+    """The version that a line which could not be read claims; ours when even that cannot be read."""
+    try:
+        return _version_decoder.decode(line).v
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return VERSION
+
+
+def _check_version(version: int) -> None:
+    if version != VERSION:
+        raise ProtocolError("unsupported_version", f"cannot read version {version}: only {VERSION} is spoken here")
+
+
+def _speakable(value: object) -> object:
+    """The same JSON tree with every text sayable in UTF-8."""
+    match value:
+        case str():
+            return value.encode("utf-8", "replace").decode()
+        case dict():
+            return {_speakable(key): _speakable(item) for key, item in value.items()}
+        case list():
+            return [_speakable(item) for item in value]
+        case _:
+            return value

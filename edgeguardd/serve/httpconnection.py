@@ -1,0 +1,245 @@
+"""One HTTP/1.1 connection: h11 for the syntax, bounds and times for the peers that are slow, greedy or confused.
+
+Must not: know what is served. Upstream: h11. Downstream: http.
+
+One request at a time, GET and HEAD only, no bodies. A peer has timeout_s from its first byte (or from its last answer)
+to finish its request head, and timeout_s to take an answer. Answers that end the connection are followed by a short
+wait for the peer's end of file: closing at once, with bytes unread, makes the kernel reset the connection, and the
+peer may never see why.
+"""
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Protocol, cast
+
+import h11
+from msgspec import Struct
+
+from edgeguardd.core.config import HttpConfig
+
+MAX_HEAD_BYTES = 16 * 1024
+MAX_TARGET_BYTES = 2048
+# A keep-alive connection is closed politely after so many requests, so that clients spread over restarts and reloads.
+MAX_REQUESTS = 1000
+LINGER_S = 1.0
+
+TEXT = "text/plain; charset=utf-8"
+
+
+class Response(Struct, frozen=True):
+    """One answer: what a route returns."""
+
+    status: int
+    content_type: str
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class HttpStats(Struct):
+    """Counters since the start; `current` is the number of connections now."""
+
+    accepted: int = 0
+    refused: int = 0
+    timed_out: int = 0
+    current: int = 0
+    requests: int = 0
+    bytes_out: int = 0
+    statuses: dict[int, int] = {}
+
+
+class HttpHost(Protocol):
+    """What a connection needs of the server."""
+
+    config: HttpConfig
+    stats: HttpStats
+
+    def opened(self, connection: "HttpConnection") -> bool:
+        """It is connected. False: there are too many, send it away."""
+
+    def answer(self, path: str) -> Response:
+        """The answer to a request for a path (no query)."""
+
+    def closed(self, connection: "HttpConnection") -> None:
+        """Its descriptor is closed."""
+
+
+class HttpConnection(asyncio.Protocol):
+    """One peer, from accept to close."""
+
+    def __init__(self, host: HttpHost) -> None:
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self._timer: asyncio.TimerHandle | None = None
+        self._requests = 0
+        self._without_body = False
+        self._stalled = False
+        self._eof = False
+        self._ending = False
+
+    # Life
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for a request, or send the peer away."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=0)
+        if self._host.opened(self):
+            self._wait(self._host.config.timeout_s, self._too_slow)
+        elif not self._transport.is_closing():
+            self._send(error(503, "too many connections; try again", ("Retry-After", "1")), last=True)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - why it ended is the peer's affair
+        """The descriptor is closed, by whomever."""
+        self._ending = True
+        self._stop_waiting()
+        self._host.closed(self)
+
+    def abort(self) -> None:
+        """Cut the connection now."""
+        self._transport.abort()
+
+    # Reading
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came. After the last answer they are thrown away."""
+        if not self._ending:
+            self._http.receive_data(data)
+            self._next_request()
+
+    def eof_received(self) -> bool:
+        """The peer will send no more: close, but not before it has got its answers."""
+        self._eof = True
+        if self._ending:
+            return False
+        self._http.receive_data(b"")
+        self._next_request()
+        return True
+
+    def _next_request(self) -> None:
+        """Answer the next whole request; nothing more is read until that answer is on its way."""
+        if self._ending or self._stalled:
+            return
+        try:
+            event = self._http.next_event()
+        except h11.RemoteProtocolError as fault:
+            self._without_body = False
+            self._send(error(fault.error_status_hint, f"cannot read the request: {fault}"), last=True)
+            return
+        if isinstance(event, h11.Request):
+            self._request(event)
+        elif isinstance(event, h11.ConnectionClosed):
+            self._end()
+        elif not self._eof:
+            self._transport.resume_reading()
+
+    def _request(self, request: h11.Request) -> None:
+        self._requests += 1
+        self._host.stats.requests += 1
+        self._without_body = request.method == b"HEAD"
+        refusal = _refusal(request)
+        if refusal is not None:
+            self._send(refusal, last=True)
+            return
+        answer = self._host.answer(request.target.decode("ascii").partition("?")[0])
+        self._http.next_event()  # the end of the request: it has no body
+        self._send(answer, last=self._requests >= MAX_REQUESTS)
+
+    # Writing
+
+    def pause_writing(self) -> None:
+        """The peer does not take its answer as fast as it is made; it has until the timer runs out."""
+        self._stalled = True
+
+    def resume_writing(self) -> None:
+        """The answer is gone."""
+        self._stalled = False
+        if not self._ending:
+            self._wait(self._host.config.timeout_s, self._too_slow)
+            self._next_request()
+
+    def _send(self, answer: Response, last: bool) -> None:
+        """Write one answer; end the connection after the last one, else go on to the next request."""
+        statuses = self._host.stats.statuses
+        statuses[answer.status] = statuses.get(answer.status, 0) + 1
+        phrase = HTTPStatus(answer.status).phrase
+        events: list[h11.Event] = [
+            h11.Response(status_code=answer.status, reason=phrase, headers=_headers(answer, last)),
+        ]
+        if not self._without_body:
+            events.append(h11.Data(data=answer.body))
+        events.append(h11.EndOfMessage())
+        written = b"".join(self._http.send(event) or b"" for event in events)
+        self._host.stats.bytes_out += len(written)
+        self._wait(self._host.config.timeout_s, self._too_slow)
+        self._transport.write(written)
+        if last or self._http.our_state is h11.MUST_CLOSE:
+            self._end()
+            return
+        self._http.start_next_cycle()
+        # Pipelined requests come one a turn, so that a peer that sends thousands at once delays nobody.
+        self._transport.pause_reading()
+        self._loop.call_soon(self._next_request)
+
+    def _end(self) -> None:
+        """Let what was written leave and the peer see the end; then close."""
+        self._ending = True
+        if self._eof:
+            self._transport.close()
+        else:
+            self._transport.write_eof()
+            self._transport.resume_reading()
+        self._wait(self._host.config.timeout_s if self._stalled else LINGER_S, self.abort)
+
+    # Time
+
+    def _too_slow(self) -> None:
+        """Neither a whole request nor room for the answer came in time. An idle connection just ends."""
+        if self._stalled:
+            self._host.stats.timed_out += 1
+            self.abort()
+        elif self._http.trailing_data[0]:
+            self._host.stats.timed_out += 1
+            self._without_body = False
+            self._send(error(408, "the request took too long"), last=True)
+        else:
+            self._end()
+
+    def _wait(self, delay_s: float, then: Callable[[], None]) -> None:
+        self._stop_waiting()
+        self._timer = self._loop.call_later(delay_s, then)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def error(status: int, sentence: str, *headers: tuple[str, str]) -> Response:
+    """An answer that says what is wrong, for people."""
+    return Response(status, TEXT, f"{sentence}\n".encode(), headers)
+
+
+def _refusal(request: h11.Request) -> Response | None:
+    """Why a request cannot be answered, whatever its path; None when it can."""
+    if len(request.target) > MAX_TARGET_BYTES:
+        return error(414, f"cannot read a target of over {MAX_TARGET_BYTES} bytes")
+    if request.method not in (b"GET", b"HEAD"):
+        return error(405, "cannot do that here: only GET and HEAD are served", ("Allow", "GET, HEAD"))
+    headers = dict(request.headers)
+    if b"transfer-encoding" in headers:
+        return error(411, "cannot take a request body")
+    if headers.get(b"content-length", b"0").strip(b"0"):
+        return error(413, "cannot take a request body")
+    return None
+
+
+def _headers(answer: Response, last: bool) -> list[tuple[str, str]]:
+    headers = [
+        ("Content-Type", answer.content_type),
+        ("Content-Length", str(len(answer.body))),
+        ("Cache-Control", "no-store"),
+        ("X-Content-Type-Options", "nosniff"),
+        *answer.headers,
+    ]
+    return [*headers, ("Connection", "close")] if last else headers

@@ -1,0 +1,188 @@
+"""Claiming the place of the subscriber socket in the file system, and leaving it clean.
+
+Must not: accept connections; touch a socket that systemd made. Upstream: SocketConfig. Downstream: subscribers.
+
+One lock file beside the socket (`PATH.lock`, flock) says who owns the place, so that of two daemons started at once
+one wins, and a socket file left behind by a kill -9 can be removed without fear. Both files go when the owner stops.
+"""
+
+import contextlib
+import errno
+import fcntl
+import grp
+import os
+import socket
+import stat
+from collections.abc import Sequence
+
+from edgeguardd.core.config import SocketConfig
+from edgeguardd.errors import ServeError
+
+# sizeof(sun_path) in unix(7), less the NUL at its end.
+MAX_PATH_BYTES = 107
+LOCK_SUFFIX = ".lock"
+# A lock file that its owner removes between our open and our flock is opened again; twice in a row is unheard of.
+_LOCK_TRIES = 10
+
+_REMEDIES = {
+    errno.ENOENT: "create the directory (systemd: RuntimeDirectory=) or set [socket] path",
+    errno.ENOTDIR: "a part of the path is not a directory; set [socket] path",
+    errno.EACCES: "run as a user who may write there, or set [socket] path",
+    errno.EPERM: "run as a user who may write there, or set [socket] path",
+    errno.EROFS: "set [socket] path to a file system that can be written",
+    errno.ENOSPC: "make room on that file system",
+    errno.EADDRINUSE: "somebody else has just taken it; stop that or set [socket] path",
+}
+
+
+class Claim:
+    """A bound socket that does not listen yet, and the duty to remove its file."""
+
+    def __init__(self, path: str, sock: socket.socket, lock_fd: int) -> None:
+        found = os.stat(path)
+        self.sock = sock
+        self._path = path
+        self._lock_fd = lock_fd
+        self._inode = (found.st_dev, found.st_ino)
+
+    def remove_file(self) -> None:
+        """Unlink the socket file, if it is still the one that was made."""
+        try:
+            found = os.stat(self._path, follow_symlinks=False)
+            if (found.st_dev, found.st_ino) == self._inode:
+                os.unlink(self._path)
+        except FileNotFoundError:
+            pass
+
+    def unlock(self) -> None:
+        """Let another daemon take the place. Call it once, last."""
+        _unlock(self._path, self._lock_fd)
+
+
+def claim(config: SocketConfig) -> Claim:
+    """Bind the socket with its mode and group. Raises ServeError, and then leaves nothing behind."""
+    path = config.path
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise _cannot(path, f"the path has more than {MAX_PATH_BYTES} bytes", "set a shorter [socket] path")
+    gid = _gid_of(path, config.group)
+    try:
+        lock_fd = _lock(path)
+        try:
+            _remove_stale(path)
+            return _bind(path, config.mode, gid, lock_fd)
+        except BaseException:
+            _unlock(path, lock_fd)
+            raise
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "set [socket] path to another place")
+        raise _cannot(path, os.strerror(error.errno or 0), remedy) from error
+
+
+def listening_unix(sockets: Sequence[socket.socket]) -> socket.socket | None:
+    """The first listening AF_UNIX stream socket among those that systemd passed."""
+    for sock in sockets:
+        if (
+            sock.family == socket.AF_UNIX
+            and sock.type == socket.SOCK_STREAM
+            and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        ):
+            return sock
+    return None
+
+
+def _gid_of(path: str, group: str | None) -> int:
+    """The group's number; -1, which chown takes for "leave it", when none is given."""
+    if group is None:
+        return -1
+    if group.isdecimal():
+        return int(group)
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        remedy = f"create it (groupadd --system {group}) or set [socket] group"
+        raise _cannot(path, f"there is no group {group!r}", remedy) from None
+
+
+def _lock(path: str) -> int:
+    """The descriptor of the locked lock file. Raises ServeError when another process holds it, OSError otherwise."""
+    lock_path = path + LOCK_SUFFIX
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    for _ in range(_LOCK_TRIES):
+        fd = os.open(lock_path, flags, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), os.stat(lock_path)):
+                return fd
+        except BlockingIOError:
+            os.close(fd)
+            raise _taken(path) from None
+        except FileNotFoundError:
+            pass
+        os.close(fd)
+    raise _taken(path)
+
+
+def _unlock(path: str, lock_fd: int) -> None:
+    """Remove the lock file while it is still locked, so that nobody's fresh one is removed; then let go."""
+    with contextlib.suppress(OSError):  # gone, or its directory is: an unlocked file that stays is harmless
+        os.unlink(path + LOCK_SUFFIX)
+    os.close(lock_fd)
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket file of an owner that is no more. Raises ServeError when there is anything else."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise _cannot(path, "it exists and is not a socket", "move it away or set [socket] path")
+    if _is_live(path):
+        raise _taken(path)
+    os.unlink(path)
+
+
+def _is_live(path: str) -> bool:
+    """Whether somebody listens. A full backlog (EAGAIN) is somebody; so is a socket of another type."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except PermissionError:
+            raise
+        except OSError:
+            return True
+        return True
+
+
+def _bind(path: str, mode: int, gid: int, lock_fd: int) -> Claim:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        # Nobody can connect before listen(2), whatever the mode; the umask only keeps the window tidy.
+        umask = os.umask(0o177)
+        try:
+            sock.bind(path)
+        finally:
+            os.umask(umask)
+        made = Claim(path, sock, lock_fd)
+    except BaseException:
+        sock.close()
+        raise
+    try:
+        os.chown(path, -1, gid)
+        os.chmod(path, mode)
+    except BaseException:
+        made.remove_file()
+        sock.close()
+        raise
+    return made
+
+
+def _taken(path: str) -> ServeError:
+    remedy = "stop it (is edgeguardd running already?) or set [socket] path"
+    return _cannot(path, "another process listens there", remedy)
+
+
+def _cannot(path: str, why: str, remedy: str) -> ServeError:
+    return ServeError(f"cannot listen on {path}: {why}; {remedy}")
