@@ -79,8 +79,8 @@ def warnings(config: Config) -> list[str]:
         found.append(f"http.address {config.http.address} is not loopback: the network can read /status and /metrics")
     if not config.targets and not config.self_targets:
         found.append("nothing is guarded: there is no [[target]] and self_targets is false")
-    if config.socket.stall_s > config.socket.heartbeat_s * 2:
-        found.append("socket.stall is longer than two heartbeats, so the heartbeat ends a stalled peer first")
+    if config.socket.stall_s > config.socket.heartbeat_s * 3:
+        found.append("socket.stall is longer than three heartbeats, so the heartbeat ends a stalled peer first")
     found += [
         f'target "{spec.name}" has an empty ladder: its subscribers are told levels but asked for nothing'
         for spec in config.targets

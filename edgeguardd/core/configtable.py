@@ -133,7 +133,7 @@ SOCKET = Section(
             "heartbeat",
             "heartbeat_s",
             duration(HOUR_S, 0.1),
-            "How often a silent peer is pinged; one that stays silent for as long again is disconnected.",
+            "How often a silent peer is pinged; an inference server silent for three of these is disconnected.",
         ),
         Row(
             "stall",
@@ -200,16 +200,16 @@ POLICY_ROWS = (
         "restore_dwell",
         "restore_dwell_s",
         duration(HOUR_S),
-        "How long after that before the next restriction is lifted.",
+        "How long the level has to stay down before the next rung of restrictions is lifted.",
     ),
     Row(
-        "repeat", "repeat_s", duration(HOUR_S), "How long after a command ended before it is repeated within one level."
+        "repeat", "repeat_s", duration(HOUR_S), "How long after a rung was asked before it may be asked again within one level."
     ),
     Row(
         "static",
         "static_bytes",
         size(),
-        "What the server holds at rest; learned or told by the server when not given.",
+        "What the server holds at rest; what it reports counts when not given.",
     ),
 )
 

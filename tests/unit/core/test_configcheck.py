@@ -19,7 +19,7 @@ def test_the_defaults_give_no_warning() -> None:
         (Config(socket=SocketConfig(mode=0o666)), "every user"),
         (Config(http=HttpConfig(address="0.0.0.0")), "not loopback"),  # noqa: S104
         (Config(self_targets=False), "nothing is guarded"),
-        (Config(socket=SocketConfig(stall_s=60.0)), "two heartbeats"),
+        (Config(socket=SocketConfig(stall_s=60.0)), "three heartbeats"),
         (Config(targets=(TARGET, TargetSpec("b", path="/a"))), "the same cgroup"),
         (Config(targets=(TargetSpec("a", path="/a", policy=Policy(ladder=Ladder((), (), (), ()))),)), "empty ladder"),
     ],

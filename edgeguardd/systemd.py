@@ -1,0 +1,124 @@
+"""What systemd is told and what it hands over: sd_notify(3) through sdnotify, the watchdog, inherited sockets.
+
+Must not: wait for systemd, or fail without it: outside a unit everything here does nothing. Upstream: daemon.
+Downstream: the datagram socket named by NOTIFY_SOCKET.
+"""
+
+import contextlib
+import os
+import socket
+import time
+import warnings
+from collections.abc import Mapping, MutableMapping
+
+from sdnotify import SystemdNotifier
+
+from edgeguardd.core.text import printable
+
+MAX_STATUS_CHARS = 256
+
+# READY=1 must arrive or systemd ends the service at its start timeout, so that one message may wait a moment for
+# room in systemd's queue (net.unix.max_dgram_qlen).
+READY_WAIT_S = 1.0
+
+LISTEN_VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
+FIRST_LISTEN_FD = 3  # SD_LISTEN_FDS_START in sd-daemon.h
+MAX_LISTEN_FDS = 1024  # far above any unit; a number beyond it is a mistake, not tried one by one
+
+
+class Notifier:
+    """The service's side of the notify protocol. `lost_messages` found no room or no listener."""
+
+    def __init__(self) -> None:
+        self.lost_messages = 0
+        self.watchdog_interval_s = _watchdog_interval_s(os.environ, os.getpid())
+        self._notifier = _connected()
+
+    def ready(self, status: str | None = None) -> None:
+        """Start-up, or a reload, is complete."""
+        self._send("READY=1" + ("" if status is None else _status_line(status)), READY_WAIT_S)
+
+    def status(self, text: str) -> None:
+        """One line for `systemctl status`."""
+        self._send(_status_line(text).lstrip("\n"))
+
+    def reloading(self) -> None:
+        """A reload has begun; ready() ends it. Type=notify-reload wants the time too (sd_notify(3), systemd 253)."""
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+
+    def stopping(self) -> None:
+        """The service has begun to stop."""
+        self._send("STOPPING=1")
+
+    def watchdog(self) -> None:
+        """The service is alive. Due at least every watchdog_interval_s; half of it is wise."""
+        self._send("WATCHDOG=1")
+
+    def close(self) -> None:
+        """Close the socket; later messages go nowhere."""
+        if self._notifier is not None:
+            self._notifier.socket.close()
+            self._notifier = None
+
+    def _send(self, state: str, wait_s: float = 0.0) -> None:
+        if self._notifier is None:
+            return
+        self._notifier.socket.settimeout(wait_s)
+        try:
+            # sdnotify encodes as Latin-1, systemd reads UTF-8: this spells the UTF-8 bytes in Latin-1.
+            self._notifier.notify(state.encode().decode("latin-1"))
+        except OSError:
+            self.lost_messages += 1
+
+
+def listen_sockets(environ: MutableMapping[str, str] | None = None) -> list[socket.socket]:
+    """The sockets that systemd opened for this process (sd_listen_fds(3)), in the unit's order; [] without any.
+
+    Takes LISTEN_* out of the environment, so that a second call and children get none. Descriptors that are no
+    sockets, and those of another process, stay untouched.
+    """
+    environ = os.environ if environ is None else environ
+    words = {name: environ.pop(name, "") for name in LISTEN_VARIABLES}
+    try:
+        pid, count = int(words["LISTEN_PID"]), int(words["LISTEN_FDS"])
+    except ValueError:
+        return []
+    if pid != os.getpid() or not 0 < count <= MAX_LISTEN_FDS:
+        return []
+    found = [_socket_of(fd) for fd in range(FIRST_LISTEN_FD, FIRST_LISTEN_FD + count)]
+    return [sock for sock in found if sock is not None]
+
+
+def _socket_of(fd: int) -> socket.socket | None:
+    try:
+        os.set_inheritable(fd, False)
+        return socket.socket(fileno=fd)
+    except OSError:  # not open, or not a socket
+        return None
+
+
+def _connected() -> SystemdNotifier | None:
+    """A notifier with a connected socket, or None outside a unit or where its socket is gone."""
+    if not os.environ.get("NOTIFY_SOCKET", "").startswith(("/", "@")):
+        return None
+    with warnings.catch_warnings():
+        # Where connecting fails, sdnotify forgets its socket without closing it.
+        warnings.simplefilter("ignore", ResourceWarning)
+        notifier = SystemdNotifier()
+    if notifier.socket is None:
+        return None
+    notifier.debug = True  # without it, notify() swallows every error, and a lost message could not be counted
+    return notifier
+
+
+def _status_line(text: str) -> str:
+    return f"\nSTATUS={printable(text, MAX_STATUS_CHARS)}"
+
+
+def _watchdog_interval_s(environ: Mapping[str, str], pid: int) -> float | None:
+    """Within which time systemd wants to hear from us, in seconds; None: not at all (sd_watchdog_enabled(3))."""
+    with contextlib.suppress(ValueError):
+        if int(environ.get("WATCHDOG_PID") or pid) == pid:
+            microseconds = int(environ.get("WATCHDOG_USEC", ""))
+            return microseconds / 1_000_000 if microseconds > 0 else None
+    return None

@@ -1,0 +1,176 @@
+"""The notify protocol against a real datagram socket, the watchdog's variables, and sockets handed over."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgeguardd.systemd import Notifier, listen_sockets
+
+
+@pytest.fixture
+def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """The other end of NOTIFY_SOCKET."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(tmp_path / "notify"))
+        receiver.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        yield receiver
+
+
+def told(receiver: socket.socket) -> str:
+    """The next message."""
+    return receiver.recv(4096).decode()
+
+
+def test_each_state_is_told_in_systemds_words(systemd: socket.socket) -> None:
+    """READY, STATUS, RELOADING with its time, WATCHDOG and STOPPING arrive as sd_notify(3) spells them."""
+    notifier = Notifier()
+    notifier.ready()
+    assert told(systemd) == "READY=1"
+    notifier.ready("3 targets")
+    assert told(systemd) == "READY=1\nSTATUS=3 targets"
+    notifier.status("normal")
+    assert told(systemd) == "STATUS=normal"
+    notifier.reloading()
+    state, time = told(systemd).split("\n")
+    assert state == "RELOADING=1"
+    assert time.removeprefix("MONOTONIC_USEC=").isdigit()
+    notifier.watchdog()
+    assert told(systemd) == "WATCHDOG=1"
+    notifier.stopping()
+    assert told(systemd) == "STOPPING=1"
+    assert notifier.lost_messages == 0
+    notifier.close()
+
+
+def test_a_status_is_one_line_of_utf8(systemd: socket.socket) -> None:
+    """A target's name cannot smuggle in another assignment, and is not lost for its umlauts."""
+    notifier = Notifier()
+    notifier.status("höher 模型\nMAINPID=1" + "x" * 500)
+    message = told(systemd)
+    assert message.startswith("STATUS=höher 模型\\nMAINPID=1xxx")
+    assert "\n" not in message
+    assert len(message) < 300
+    notifier.close()
+
+
+def test_an_abstract_socket_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name with "@" is in the abstract namespace."""
+    name = f"edgeguardd-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind("\0" + name)
+        monkeypatch.setenv("NOTIFY_SOCKET", "@" + name)
+        notifier = Notifier()
+        notifier.ready()
+        assert told(receiver) == "READY=1"
+        notifier.close()
+
+
+def test_a_full_queue_loses_messages_but_never_waits(systemd: socket.socket) -> None:
+    """systemd that does not read cannot stop the daemon; what it missed is counted."""
+    notifier = Notifier()
+    for _ in range(2000):
+        notifier.watchdog()
+    assert notifier.lost_messages > 0
+    notifier.close()
+
+
+def test_a_socket_that_vanishes_costs_only_the_messages(systemd: socket.socket, tmp_path: Path) -> None:
+    """systemd re-executes itself: sending fails for a moment, and the daemon goes on."""
+    notifier = Notifier()
+    systemd.close()
+    notifier.status("unheard")
+    assert notifier.lost_messages == 1
+    notifier.close()
+    notifier.status("after close")
+    assert notifier.lost_messages == 1
+
+
+@pytest.mark.parametrize("value", [None, "", "vsock:2:1234", "relative", "/nonexistent/notify", "@no-such-edgeguardd"])
+def test_outside_a_unit_everything_does_nothing(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started by hand or with a socket that is gone, the daemon runs just the same and leaks no descriptor."""
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    if value is not None:
+        monkeypatch.setenv("NOTIFY_SOCKET", value)
+    before = len(os.listdir("/proc/self/fd"))
+    notifier = Notifier()
+    notifier.ready("x")
+    notifier.watchdog()
+    notifier.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("usec", "pid", "interval_s"),
+    [
+        ("30000000", None, 30.0),
+        ("30000000", "self", 30.0),
+        ("30000000", "1", None),
+        ("0", None, None),
+        ("-5", None, None),
+        ("soon", None, None),
+        ("30000000", "me", None),
+        (None, "self", None),
+    ],
+)
+def test_the_watchdog_is_fed_when_it_was_asked_of_this_process(
+    usec: str | None, pid: str | None, interval_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WATCHDOG_USEC counts only for the process in WATCHDOG_PID, and nonsense means no watchdog."""
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    for name, value in (("WATCHDOG_USEC", usec), ("WATCHDOG_PID", str(os.getpid()) if pid == "self" else pid)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert Notifier().watchdog_interval_s == interval_s
+
+
+ACTIVATED = """
+import os, socket, tempfile
+from edgeguardd.systemd import listen_sockets
+with socket.socket(socket.AF_UNIX) as first, tempfile.TemporaryFile() as second, socket.socket() as third:
+    for fd, given in zip((13, 14, 15), (first, second, third)):
+        os.dup2(given.fileno(), fd)
+for fd in (3, 4, 5):
+    os.dup2(fd + 10, fd)
+os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "3", "LISTEN_FDNAMES": "a:b:c"}
+sockets = listen_sockets()
+print([sock.fileno() for sock in sockets], [os.get_inheritable(sock.fileno()) for sock in sockets])
+print([name for name in os.environ if name.startswith("LISTEN_")], listen_sockets())
+[sock.close() for sock in sockets]
+os.fstat(4)
+"""
+
+
+def test_sockets_handed_over_are_taken_once() -> None:
+    """Descriptors from 3 on that are sockets come in order, closed on exec, and the variables are used up."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", ACTIVATED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["[3, 5] [False, False]", "[] []"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {},
+        {"LISTEN_FDS": "1"},
+        {"LISTEN_PID": "1", "LISTEN_FDS": "1"},
+        {"LISTEN_PID": "self", "LISTEN_FDS": "0"},
+        {"LISTEN_PID": "self", "LISTEN_FDS": "-1"},
+        {"LISTEN_PID": "self", "LISTEN_FDS": "1000000"},
+        {"LISTEN_PID": "self", "LISTEN_FDS": "many"},
+        {"LISTEN_PID": "", "LISTEN_FDS": ""},
+    ],
+)
+def test_variables_that_are_not_for_us_hand_over_nothing(words: dict[str, str]) -> None:
+    """Another process's sockets, none at all or nonsense: nothing is touched, and the variables go."""
+    environ = {name: str(os.getpid()) if word == "self" else word for name, word in words.items()}
+    assert listen_sockets(environ) == []
+    assert environ == {}
