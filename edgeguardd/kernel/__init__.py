@@ -1,1 +1,8 @@
+"""The only code that touches cgroupfs, epoll, inotify and /proc.
 
+Must not: judge what it reads, know subscribers. Upstream: core. Downstream: daemon.
+
+    wakeups (epoll)   treewatch (inotify)
+        └── nodes ──┐     └── tree ── resolve
+                    └── sampler ──┴── targets ── emit(Event) ──▶ daemon
+"""

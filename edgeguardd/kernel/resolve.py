@@ -1,0 +1,183 @@
+"""Target specs -> cgroup paths: the paths that match a glob or a systemd unit, as they come and go.
+
+Must not: read memory files. Upstream: tree. Downstream: targets.
+"""
+
+import fnmatch
+import os
+import re
+from collections.abc import Callable
+from typing import Protocol
+
+from edgeguardd.kernel.cgroupfs import CgroupRoot, normal_path
+from edgeguardd.kernel.tree import Follower, Place, Tree
+
+_SUFFIXES = (".service", ".scope", ".slice")
+
+
+class Pattern(Protocol):
+    """What is looked for."""
+
+    many: bool
+
+    def inside(self, path: str) -> bool:
+        """Whether the cgroup at this path can hold matches, so that its entries are looked at."""
+
+    def matches(self, path: str) -> bool:
+        """Whether the cgroup at this path is one."""
+
+
+class Glob:
+    """A shell pattern on each component of a path: `*` does not cross a '/', nor match a leading dot."""
+
+    many = True
+
+    def __init__(self, pattern: str) -> None:
+        """Raises TargetError for a pattern that is no path below the root."""
+        parts = normal_path(pattern).split("/")[1:]
+        self._parts = [
+            re.compile(("" if part.startswith(".") else r"(?!\.)") + fnmatch.translate(part)) for part in parts
+        ]
+
+    def inside(self, path: str) -> bool:
+        parts = _parts(path)
+        return len(parts) < len(self._parts) and self._fits(parts)
+
+    def matches(self, path: str) -> bool:
+        parts = _parts(path)
+        return len(parts) == len(self._parts) and self._fits(parts)
+
+    def _fits(self, parts: list[str]) -> bool:
+        return all(wanted.match(part) for wanted, part in zip(self._parts, parts, strict=False))
+
+
+class Unit:
+    """A systemd unit, in whatever slice it runs; `name@.service` stands for all of its instances.
+
+    Units live in slices, and those of a user in the slices below user@UID.service (systemd.slice(5),
+    Documentation "CGROUP_DELEGATION"). A unit whose name could be taken for a file of cgroupfs has "_" put before it
+    (cg_escape, src/basic/cgroup-util.c).
+    """
+
+    def __init__(self, name: str) -> None:
+        """A name without a suffix means a service, as for systemctl."""
+        self._name = name if name.endswith(_SUFFIXES) else name + ".service"
+        stem, at, suffix = self._name.partition("@.")
+        self.many = bool(at)
+        self._stem, self._suffix = stem + "@", "." + suffix
+        self.usual_path = f"/system.slice/{self._name}"
+
+    def inside(self, path: str) -> bool:
+        name = path.rpartition("/")[2]
+        return path == "/" or name.endswith(".slice") or (name.startswith("user@") and name.endswith(".service"))
+
+    def matches(self, path: str) -> bool:
+        name = path.rpartition("/")[2]
+        if self.many:
+            return (
+                name.startswith(self._stem)
+                and name.endswith(self._suffix)
+                and len(name) > len(self._stem) + len(self._suffix)
+            )
+        return name in (self._name, "_" + self._name)
+
+
+class Search:
+    """All cgroups that match a pattern, from now on. `found` and `lost` get their paths."""
+
+    def __init__(
+        self,
+        root: CgroupRoot,
+        tree: Tree,
+        pattern: Pattern,
+        found: Callable[[str], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self._root = root
+        self._tree = tree
+        self._pattern = pattern
+        self._found = found
+        self._lost = lost
+        self._inside: dict[str, tuple[Place, Follower]] = {}
+        self._closed = False
+        self.matches: set[str] = set()
+
+    def start(self) -> None:
+        """Look for the first time, and go on looking."""
+        self._descend("/")
+
+    def close(self) -> None:
+        """Look no more. Nothing is reported as lost."""
+        self._closed = True
+        for place, follower in self._inside.values():
+            self._tree.unfollow(place, follower)
+        self._inside.clear()
+        self.matches.clear()
+
+    def _descend(self, path: str) -> None:
+        follower = Follower(self._scan, self._forget_below, self._entry)
+        place = self._tree.follow(path, follower)
+        self._inside[path] = (place, follower)
+        if place.present:
+            self._scan(place)
+
+    def _entry(self, place: Place, name: str | None) -> None:
+        if name is None:
+            self._scan(place)
+            return
+        full = f"{self._root.full(place.path).rstrip('/')}/{name}"
+        self._look(_below(place.path, name), there=os.path.isdir(full) and not os.path.islink(full))
+
+    def _scan(self, place: Place) -> None:
+        try:
+            with os.scandir(self._root.full(place.path)) as entries:
+                names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except OSError:
+            # Gone meanwhile: what watches its parent says so.
+            return
+        there = {_below(place.path, name) for name in names}
+        for path in [*self.matches, *self._inside]:
+            if path not in there and path != "/" and path.rpartition("/")[0] == place.path.rstrip("/"):
+                self._look(path, there=False)
+        for path in sorted(there):
+            self._look(path, there=True)
+
+    def _look(self, path: str, *, there: bool) -> None:
+        if self._closed:
+            return
+        if not there:
+            self._forget(path)
+            return
+        if path not in self.matches and self._pattern.matches(path):
+            self.matches.add(path)
+            self._found(path)
+        if path not in self._inside and self._pattern.inside(path):
+            self._descend(path)
+
+    def _forget(self, path: str) -> None:
+        """The cgroup is gone, and with it all below."""
+        for inside in [known for known in self._inside if known == path or known.startswith(path + "/")]:
+            place, follower = self._inside.pop(inside)
+            self._tree.unfollow(place, follower)
+        for match in [known for known in self.matches if known == path or known.startswith(path + "/")]:
+            self.matches.discard(match)
+            self._lost(match)
+
+    def _forget_below(self, place: Place) -> None:
+        """The directory looked into has vanished. It stays wanted until its parent's entries say that it is gone."""
+        for match in [known for known in self.matches if known.startswith(place.path + "/")]:
+            self.matches.discard(match)
+            self._lost(match)
+
+
+def _component(pattern: str) -> re.Pattern[str]:
+    hidden = "" if pattern.startswith(".") else r"(?!\.)"
+    return re.compile(hidden + fnmatch.translate(pattern))
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part]
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path.rstrip('/')}/{name}"

@@ -1,0 +1,239 @@
+"""One target's life: appears, is sampled on each wake-up and on its timer, vanishes, appears again.
+
+Must not: know specs or peers (targets does), judge figures (core does). Upstream: nodes, tree. Downstream: targets.
+
+    wake-up of a counter file ─┐
+    timer of the target ───────┼─▶ _sample ─▶ SampleTaken | SampleFailed, then CountersMoved for each file that moved
+    tree: cgroup is there ─────┘
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from edgeguardd.core import kernelfmt
+from edgeguardd.core.events import (
+    CgroupAppeared,
+    CgroupVanished,
+    CountersMoved,
+    Event,
+    SampleFailed,
+    SampleTaken,
+)
+from edgeguardd.core.model import Counters, Sample
+from edgeguardd.errors import KernelError
+from edgeguardd.kernel.cgroupfs import CgroupGoneError, CgroupRoot
+from edgeguardd.kernel.guarded import Guarded, Link
+from edgeguardd.kernel.nodes import Nodes, Reading, Watched
+from edgeguardd.kernel.tree import Follower, Place, Tree
+from edgeguardd.kernel.wakeups import Wakeups
+
+_NOTHING_COUNTED = Counters(*(0 for _ in Counters.__struct_fields__))
+
+# Readings of one round: what several targets share is read once.
+Round = dict[Watched[Guarded], Reading]
+
+
+class Sampler:
+    """Keeps the files of the targets given to it, and tells what they hold."""
+
+    def __init__(
+        self,
+        root: CgroupRoot,
+        tree: Tree,
+        loop: asyncio.AbstractEventLoop,
+        emit: Callable[[Event], None],
+        clock: Callable[[], float],
+        on_fault: Callable[[str], None],
+    ) -> None:
+        self.slow_s = 1.0
+        self._tree = tree
+        self._loop = loop
+        self._emit = emit
+        self._clock = clock
+        self._on_fault = on_fault
+        self._wakeups = Wakeups(loop)
+        self._nodes: Nodes[Guarded] = Nodes(root, self._wakeups, self._woken)
+
+    def start(self, target: Guarded, *, fresh: bool = False) -> None:
+        """Begin to follow the target's path. `fresh`: its cgroup has just been made, so all that it counts is news."""
+        target.follower = Follower(lambda place: self._attach(target, place), lambda _: self._detach(target))
+        target.place = self._tree.follow(target.path, target.follower)
+        target.was_absent = fresh or not target.place.present
+        target.looked_at = self._clock()
+        if target.place.present:
+            self._attach(target, target.place)
+        self._set_timer(target)
+
+    def stop(self, target: Guarded) -> None:
+        """Follow it no more; tell nothing."""
+        self._cancel_timer(target)
+        self._release(target)
+        if target.place is not None and target.follower is not None:
+            self._tree.unfollow(target.place, target.follower)
+        target.place = target.follower = None
+
+    def sample_now(self, target: Guarded) -> None:
+        """Read and tell at once."""
+        if target.attached:
+            self._sample(target, {})
+
+    def set_interval(self, target: Guarded, interval_s: float) -> None:
+        """Sample at this interval from now on; a shorter one counts from the last timed sample."""
+        if interval_s != target.interval_s:
+            target.interval_s = interval_s
+            self._cancel_timer(target)
+            self._set_timer(target)
+
+    def close(self) -> None:
+        """Let go of epoll and all files; the targets have been stopped before."""
+        self._nodes.close()
+        self._wakeups.close()
+
+    # What makes a sample due
+
+    def _woken(self, watched: Watched[Guarded]) -> None:
+        readings: Round = {}
+        for target in list(watched.users):
+            self._sample(target, readings)
+
+    def _tick(self, target: Guarded) -> None:
+        target.looked_at = self._clock()
+        self._set_timer(target)
+        place, links = target.place, target.links
+        if place is None:
+            return
+        self._tree.check(place)
+        if target.links is not links:
+            # It vanished or appeared just now, and that has been told.
+            return
+        if target.attached:
+            self._recheck_ancestors(target)
+            self._sample(target, {})
+        elif place.present:
+            self._attach(target, place)
+
+    def _set_timer(self, target: Guarded) -> None:
+        interval_s = target.interval_s if target.attached else max(target.interval_s, self.slow_s)
+        since_s = self._clock() - target.looked_at
+        target.timer = self._loop.call_later(min(interval_s, max(0.0, interval_s - since_s)), self._tick, target)
+
+    def _cancel_timer(self, target: Guarded) -> None:
+        if target.timer is not None:
+            target.timer.cancel()
+            target.timer = None
+
+    # There and gone
+
+    def _attach(self, target: Guarded, place: Place) -> None:
+        """Open the files and tell. What cannot be opened is tried again by the timer."""
+        seen = _NOTHING_COUNTED if target.was_absent else None
+        try:
+            self._link(target, place, seen, own=True)
+            for above in place.ancestors():
+                self._link(target, above, None, own=False)
+        except CgroupGoneError:
+            self._release(target)
+            return
+        except KernelError as error:
+            self._release(target)
+            self._fail(target, str(error))
+            return
+        target.was_absent = False
+        self._emit(CgroupAppeared(target.name))
+        self._sample(target, {})
+
+    def _link(self, target: Guarded, place: Place, seen: Counters | None, *, own: bool) -> None:
+        target.links.append(Link(place.path, self._nodes.use(place, target, own=own), seen))
+
+    def _detach(self, target: Guarded) -> None:
+        """The cgroup is gone: read it a last time if that can be, then let go of its files."""
+        if target.attached:
+            self._sample(target, {}, last=True)
+            self._release(target)
+            self._emit(CgroupVanished(target.name))
+        target.was_absent = True
+        target.failure = target.fault = None
+        self.set_interval(target, self.slow_s)
+
+    def _release(self, target: Guarded) -> None:
+        for link in target.links:
+            self._nodes.leave(link.place_path, link.watched, target)
+        target.links = []
+
+    # Reading and telling
+
+    def _recheck_ancestors(self, target: Guarded) -> None:
+        try:
+            for link in target.links[1:]:
+                self._nodes.recheck(link.watched)
+        except CgroupGoneError:
+            # So is the target's own cgroup, and reading that comes next.
+            return
+
+    def _sample(self, target: Guarded, readings: Round, *, last: bool = False) -> None:
+        """Read the target's cgroup and its limited ancestors, each once a round, and tell."""
+        read: list[tuple[Link, Reading]] = []
+        try:
+            for link in target.links:
+                if not link.watched.limited:
+                    link.seen = None
+                    continue
+                if link.watched not in readings:
+                    readings[link.watched] = link.watched.read()
+                read.append((link, readings[link.watched]))
+        except CgroupGoneError as error:
+            if not last:
+                self._gone(target, str(error))
+            return
+        if not read:
+            return
+        target.looked_at = self._clock()
+        moves = [move for move in (self._move(target, link, reading) for link, reading in read) if move is not None]
+        if read[0][1].usage is not None or not last:
+            self._tell(target, [reading for _, reading in read])
+        for move in moves:
+            self._emit(move)
+
+    def _move(self, target: Guarded, link: Link, reading: Reading) -> CountersMoved | None:
+        """What the cgroup counted since the target was last told; it counts as told from here on."""
+        if reading.counters is None:
+            return None
+        if link.seen is None:
+            link.seen = reading.counters
+            return None
+        change = kernelfmt.delta(reading.counters, link.seen)
+        link.seen = kernelfmt.latest(reading.counters, link.seen)
+        if not kernelfmt.moved(change):
+            return None
+        return CountersMoved(target.name, link.watched.node.path, link.watched.own, change)
+
+    def _tell(self, target: Guarded, readings: list[Reading]) -> None:
+        own = readings[0]
+        if own.usage is None:
+            self._fail(target, own.fault or "cannot read the cgroup")
+            return
+        target.failure = None
+        target.sampled_at = self._clock()
+        faults = [reading.fault for reading in readings] + [link.watched.fault for link in target.links]
+        fault = next((fault for fault in faults if fault is not None), None)
+        if fault is not None and fault != target.fault:
+            target.errors += 1
+            self._on_fault(f"{target.name} is watched in part only: {fault}")
+        target.fault = fault
+        usages = tuple(reading.usage for reading in readings if reading.usage is not None)
+        self._emit(SampleTaken(Sample(target.name, usages)))
+
+    def _fail(self, target: Guarded, reason: str) -> None:
+        """A target that cannot be read is told of once for each reason, and tried again by its timer."""
+        target.errors += 1
+        if reason != target.failure:
+            target.failure = reason
+            self._emit(SampleFailed(target.name, reason))
+
+    def _gone(self, target: Guarded, reason: str) -> None:
+        """A file answered that its cgroup is gone: let the tree find out what is there instead."""
+        if target.place is not None:
+            links = target.links
+            self._tree.check(target.place)
+            if target.links is links:
+                self._fail(target, reason)

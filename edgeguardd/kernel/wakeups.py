@@ -1,0 +1,57 @@
+"""Wake-ups from kernel files: one nested epoll inside the event loop.
+
+Must not: read the files. Upstream: asyncio, epoll. Downstream: nodes.
+
+The loop itself cannot watch a kernfs file: such a file is always readable, so `loop.add_reader` on it spins. It changes
+with EPOLLPRI, and an epoll descriptor is readable exactly while one of its files has changed.
+"""
+
+import asyncio
+import select
+from collections.abc import Callable
+
+# The event bits of a kernfs file stay set until the file is read again (kernfs_generic_poll, fs/kernfs/file.c).
+# Edge-triggered, a reader that fails to read costs one callback and not a spin.
+_INTEREST = select.EPOLLPRI | select.EPOLLET
+_MAX_AT_ONCE = 256
+
+
+class Wakeups:
+    """Callbacks for files that change."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._epoll = select.epoll()
+        loop.add_reader(self._epoll.fileno(), self._dispatch)
+
+    def add(self, fd: int, callback: Callable[[], None]) -> bool:
+        """Call back after each change of the file, until remove; the callback has to read the file.
+
+        False: this file cannot wake anybody (a regular file gives EPERM) and has to be polled.
+        """
+        try:
+            self._epoll.register(fd, _INTEREST)
+        except OSError:
+            return False
+        self._callbacks[fd] = callback
+        return True
+
+    def remove(self, fd: int) -> None:
+        """Forget the file; call it before the descriptor is closed. Unknown descriptors are fine."""
+        if self._callbacks.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def close(self) -> None:
+        """Forget everything. Twice is fine."""
+        if not self._epoll.closed:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+            self._callbacks.clear()
+
+    def _dispatch(self) -> None:
+        # EPOLLERR comes with every change of a kernfs file and is no fault.
+        for fd, _ in self._epoll.poll(0, _MAX_AT_ONCE):
+            callback = self._callbacks.get(fd)
+            if callback is not None:
+                callback()
