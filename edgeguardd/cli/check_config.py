@@ -1,0 +1,46 @@
+"""edgeguardctl check-config [FILE]: every fault of a configuration at once, each with its line and its remedy.
+
+Must not: judge anything itself. Upstream: core.configparse, core.configcheck. Downstream: edgeguardctl.
+"""
+
+import argparse
+import os
+
+from edgeguardd.cli import common
+from edgeguardd.core import configcheck, configtext
+from edgeguardd.errors import ConfigError
+
+
+def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Register the command."""
+    parser = subparsers.add_parser(
+        "check-config",
+        help="check a configuration file",
+        description="Check a configuration file: print every fault with its line and what to write instead, or how "
+        "many targets it names and what in it is doubtful. The daemon is not asked and nothing is changed.",
+        epilog="Exit status: 0 it can be used; 1 it cannot.",
+    )
+    parser.add_argument(
+        "file", nargs="?", metavar="FILE", help=f"the file, - for standard input; without it {common.DEFAULT_CONFIG}"
+    )
+    parser.add_argument("--show", action="store_true", help="print the configuration in force, every key written out")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the command; returns the exit status."""
+    try:
+        config = common.read_config(args.file)
+    except ConfigError as error:
+        print(error)
+        return common.FAILED
+    if args.show:
+        print(configtext.render(config), end="")
+        return common.OK
+    named = args.file or common.DEFAULT_CONFIG
+    if args.file is None and not os.path.exists(named):
+        named += " (missing, so the defaults)"
+    print(f"{named}: ok, {len(config.targets)} target{'' if len(config.targets) == 1 else 's'}")
+    for warning in configcheck.warnings(config):
+        print(f"{named}: warning: {warning}")
+    return common.OK

@@ -1,0 +1,30 @@
+"""edgeguardctl: the operator's command. One module a command, each registers itself through add(subparsers).
+
+Must not: do a command's work, or import rich (watch does, when it runs). Upstream: cli.*. Downstream: nobody.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+from edgeguardd import __version__
+from edgeguardd.cli import check_config, common, parse, status, subscribe, watch
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The entry point; returns the exit status."""
+    args = parser().parse_args(argv)
+    return common.guarded("edgeguardctl", lambda: args.run(args))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of edgeguardctl."""
+    top = argparse.ArgumentParser(
+        prog="edgeguardctl",
+        description="Look at edgeguardd, check its configuration, and see what subscribers see.",
+        epilog="Exit status: 0 ok; 1 it did not work, one sentence on standard error says why; 2 wrong usage.",
+    )
+    top.add_argument("--version", action="version", version=f"edgeguardctl {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in (status, watch, check_config, subscribe, parse):
+        command.add(commands)
+    return top

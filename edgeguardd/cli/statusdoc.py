@@ -1,0 +1,101 @@
+"""The JSON of /status as values. Fields that are missing get a default, new ones are ignored: either side may be newer.
+
+Must not: fetch or print. Upstream: pages (makes the JSON). Downstream: daemonlink, status, watch.
+"""
+
+from msgspec import Struct, field
+
+from edgeguardd.core.model import Counters, InForce
+
+
+class Marks(Struct, frozen=True):
+    """The needed bytes at which each level begins, under the limit that binds now."""
+
+    elevated_bytes: int
+    high_bytes: int
+    critical_bytes: int
+
+
+class Outstanding(Struct, frozen=True):
+    """A command that has no outcome yet."""
+
+    seq: int
+    action: str
+    subscriber: int
+    status: str
+    age_s: float
+
+
+class TargetRow(Struct, frozen=True):
+    """One target."""
+
+    name: str
+    path: str | None = None
+    present: bool = False
+    watch: str | None = None
+    level: str = "normal"
+    reason: str | None = None
+    needed_bytes: int | None = None
+    current_bytes: int | None = None
+    static_bytes: int | None = None
+    limit_bytes: int | None = None
+    limit_kind: str | None = None
+    limit_path: str | None = None
+    headroom_bytes: int | None = None
+    used_ratio: float | None = None
+    marks: Marks | None = None
+    growth_bytes_per_s: float | None = None
+    rung: str | None = None
+    exhausted: bool = False
+    in_force: InForce = InForce()
+    counters: Counters | None = None
+    sample_age_s: float | None = None
+    degraded: str | None = None
+    outstanding: list[Outstanding] = field(default_factory=list)
+
+
+class SubscriberRow(Struct, frozen=True):
+    """One connection."""
+
+    subscriber: int
+    name: str
+    role: str
+    target: str | None = None
+    pid: int | None = None
+    uid: int | None = None
+    supports: list[str] = field(default_factory=list)
+    connected_s: float | None = None
+    silent_s: float | None = None
+    outbox_lines: int = 0
+
+
+class EndedCommand(Struct, frozen=True):
+    """One command with its outcome."""
+
+    seq: int
+    target: str
+    action: str
+    outcome: str
+    took_s: float
+    claimed_bytes: int | None = None
+    freed_bytes: int | None = None
+
+
+class LoadedConfig(Struct, frozen=True):
+    """Where the configuration in force came from."""
+
+    path: str | None = None
+
+
+class Status(Struct, frozen=True):
+    """The whole answer."""
+
+    version: str
+    epoch: str
+    uptime_s: float
+    worst_level: str
+    ready: bool
+    config: LoadedConfig = LoadedConfig()
+    targets: list[TargetRow] = field(default_factory=list)
+    subscribers: list[SubscriberRow] = field(default_factory=list)
+    last_commands: list[EndedCommand] = field(default_factory=list)
