@@ -1,0 +1,330 @@
+"""The composition root: one queue of events, one match over effects, in order.
+
+Must not: judge memory or choose commands (core does), parse bytes (core.wire, core.kernelfmt do).
+Upstream: every shell. Downstream: nobody but the command line.
+
+    kernel.targets, serve.subscribers, timers, signals  --emit-->  engine.handle  -->  _carry_out, effect by effect
+"""
+
+import asyncio
+import gc
+import os
+import signal
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import Any, assert_never
+
+from edgeguardd import __version__, decisionlog
+from edgeguardd.core.config import Config
+from edgeguardd.core.effects import (
+    AnnounceLevel,
+    AnswerAdmit,
+    CancelTimer,
+    CommandEnded,
+    Deliver,
+    Disconnect,
+    Effect,
+    Note,
+    Refuse,
+    SampleEvery,
+    SetTimer,
+    Welcome,
+)
+from edgeguardd.core.engine import Engine
+from edgeguardd.core.events import (
+    AckReceived,
+    ConfigReloaded,
+    CountersMoved,
+    Event,
+    SubscriberJoined,
+    SubscriberLeft,
+    TargetAdded,
+    TargetDropped,
+    TimerFired,
+)
+from edgeguardd.core.model import AckStatus, Level, Role
+from edgeguardd.core.wire import Hello
+from edgeguardd.errors import ConfigError, ProtocolError
+from edgeguardd.kernel import cgroupfs, peers
+from edgeguardd.kernel.targets import Targets
+from edgeguardd.logs import Output, get_logger
+from edgeguardd.metrics import Metrics
+from edgeguardd.pages import Pages
+from edgeguardd.serve.http import HttpServer
+from edgeguardd.serve.peercred import Peer
+from edgeguardd.serve.subscribers import SubscriberServer
+from edgeguardd.systemd import Notifier, listen_sockets
+
+log = get_logger()
+
+
+def run(config: Config, load: Callable[[], Config], config_path: str | None, log_output: Output) -> int:
+    """Run until SIGTERM. `load` reads the configuration again for SIGHUP. Returns the exit status."""
+    return asyncio.run(_run(config, load, config_path, log_output))
+
+
+async def _run(config: Config, load: Callable[[], Config], config_path: str | None, log_output: Output) -> int:
+    daemon = Daemon(config, load, config_path, log_output)
+    try:
+        await daemon.start()
+        await daemon.stopped.wait()
+    finally:
+        await daemon.stop()
+    return 0
+
+
+class Daemon:
+    """One running edgeguardd: the shells, the engine, and the way from one to the other and back."""
+
+    def __init__(self, config: Config, load: Callable[[], Config], config_path: str | None, log_output: Output) -> None:
+        self.config = config
+        self.stopped = asyncio.Event()
+        self._load = load
+        self._config_path = config_path
+        self._loop = asyncio.get_running_loop()
+        self._started_at = self._loop.time()
+        self._queue: deque[tuple[Event, float]] = deque()
+        self._draining = False
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._homes: dict[int, str] = {}
+        self._status_line = ""
+        self.engine = Engine(config.sampling)
+        self.notifier = Notifier()
+        root = cgroupfs.find_root(config.cgroup_root)
+        self.targets = Targets(root, self._loop, self.emit, max_targets=config.max_targets, on_fault=_partly_blind)
+        epoch = uuid.uuid4().hex
+        self.subscribers = SubscriberServer(
+            config.socket, epoch=epoch, emit=self._from_peer, admit_peer=self._admit_peer
+        )
+        self.metrics = Metrics(self.engine, self.subscribers.stats, log_output)
+        self.pages = Pages(epoch, config_path, self.engine, self.targets, self.subscribers, self.metrics)
+        self.pages.sampling = config.sampling
+        self.http = HttpServer(config.http, self.pages.routes()) if config.http.enabled else None
+
+    # Life
+
+    async def start(self) -> None:
+        """Bind the sockets, watch every target that exists, then say READY."""
+        self._loop.set_exception_handler(self._survive)
+        self._loop.add_signal_handler(signal.SIGHUP, self.reload)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._stop_requested, number)
+        self.targets.apply(self.config.targets, self.config.sampling)
+        await self.subscribers.start(listen_sockets())
+        if self.http is not None:
+            await self.http.start()
+        # What start-up made lives as long as the daemon: keep the collector from walking it in a crisis.
+        gc.collect()
+        gc.freeze()
+        self.pages.ready = True
+        self._tell_systemd_status()
+        self.notifier.ready()
+        self._feed_watchdog()
+        log.info(
+            "started",
+            version=__version__,
+            pid=os.getpid(),
+            targets=len(self.config.targets),
+            socket=self.config.socket.path,
+            http=None if self.http is None else f"{self.config.http.address}:{self.http.port}",
+            configuration=self._config_path,
+        )
+
+    async def stop(self) -> None:
+        """Say bye to everybody and leave nothing behind: socket, timers, descriptors."""
+        self.pages.ready = False
+        self.notifier.stopping()
+        await self.subscribers.close("the daemon stops")
+        if self.http is not None:
+            await self.http.close()
+        self.targets.close()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        log.info("stopped", uptime_s=round(self._loop.time() - self._started_at, 1))
+
+    def _stop_requested(self, number: int) -> None:
+        log.info("stopping", signal=signal.Signals(number).name)
+        self.stopped.set()
+
+    def reload(self) -> None:
+        """SIGHUP: the new configuration as a whole, or the old one as a whole."""
+        self.notifier.reloading()
+        try:
+            config = self._load()
+        except ConfigError as error:
+            self.metrics.reloads.labels("rejected").inc()
+            # The problems are the whole story: a traceback into the parser would only hide them.
+            log.error(  # noqa: TRY400
+                "configuration_rejected", problems=error.problems, kept="the one before"
+            )
+        else:
+            kept = _needs_restart(self.config, config)
+            if kept:
+                log.warning("restart_needed", settings=kept)
+            self.config = config
+            self.pages.sampling = config.sampling
+            self.subscribers.reconfigure(config.socket)
+            self.metrics.reloads.labels("applied").inc()
+            self.targets.apply(config.targets, config.sampling)
+            self.emit(ConfigReloaded(config))
+        self.notifier.ready()
+
+    # The path: facts in, orders out
+
+    def emit(self, event: Event) -> None:
+        """Take a fact from a shell. Facts that arise while orders are carried out wait their turn."""
+        self._queue.append((event, self._loop.time()))
+        if self._draining:
+            return
+        self._draining = True
+        try:
+            while self._queue:
+                event, at = self._queue.popleft()
+                self._handle(event, at)
+        finally:
+            self._draining = False
+
+    def _handle(self, event: Event, at: float) -> None:
+        self._before(event)
+        for effect in self.engine.handle(event, at):
+            self._carry_out(effect, at)
+        if isinstance(event, TargetDropped):
+            self.metrics.departed(event.target, at)
+
+    def _carry_out(self, effect: Effect, at: float) -> None:
+        match effect:
+            case Deliver():
+                self.subscribers.deliver(effect)
+                self.metrics.reaction.observe(self._loop.time() - at)
+                decisionlog.command_sent(effect)
+            case AnnounceLevel():
+                self.subscribers.announce(effect)
+                decisionlog.level_changed(effect)
+                self._tell_systemd_status()
+            case SetTimer():
+                self._set_timer(effect.key, effect.at)
+            case CancelTimer():
+                self._cancel_timer(effect.key)
+            case SampleEvery():
+                self.targets.set_interval(effect.target, effect.interval_s)
+            case CommandEnded():
+                self.pages.ended(effect)
+                self.metrics.ended(effect)
+                decisionlog.command_ended(effect)
+            case Welcome():
+                self.subscribers.welcome(effect)
+            case AnswerAdmit():
+                self.subscribers.answer(effect)
+            case Refuse():
+                self.subscribers.refuse(effect)
+            case Disconnect():
+                self.subscribers.disconnect(effect.subscriber, effect.reason)
+            case Note():
+                decisionlog.note(effect)
+            case _:
+                assert_never(effect)
+
+    def _before(self, event: Event) -> None:
+        """What the shell itself keeps of an event: counters, who serves which target, the log."""
+        match event:
+            case CountersMoved():
+                self.metrics.counted(event)
+            case TargetAdded():
+                self.metrics.returned(event.target)
+            case SubscriberJoined():
+                decisionlog.subscriber_joined(event)
+                if event.role is Role.INFERENCE and event.target is not None:
+                    self._homes[event.subscriber] = event.target
+            case SubscriberLeft():
+                decisionlog.subscriber_left(event)
+            case _:
+                pass
+
+    # Subscribers
+
+    def _from_peer(self, event: Event) -> None:
+        """A fact from a subscriber. A final ack is judged by memory as it is now, not as it was."""
+        if isinstance(event, AckReceived) and event.status is not AckStatus.ACCEPTED:
+            home = self._homes.get(event.subscriber)
+            if home is not None:
+                self.targets.sample_now(home)
+        self.emit(event)
+        if isinstance(event, SubscriberLeft):
+            home = self._homes.pop(event.subscriber, None)
+            if home is not None:
+                self.targets.release_peer(home)
+
+    def _admit_peer(self, peer: Peer, hello: Hello) -> str | None:
+        """Which target a peer may join. Raises TargetError or ProtocolError: becomes its error line."""
+        wanted = hello.target
+        if hello.role is Role.OBSERVER:
+            if wanted is not None and wanted not in self.engine.targets:
+                raise ProtocolError("unknown_target", f"cannot observe {wanted}: no such target")
+            return wanted
+        home = peers.cgroup_of(peer.pid)
+        if wanted is None or wanted == "self":
+            if not self.config.self_targets:
+                raise ProtocolError("not_allowed", 'cannot guard "self": self_targets is off; name a target')
+            return self.targets.guard_peer(home, self.config.defaults)
+        if wanted not in self.engine.targets:
+            raise ProtocolError("unknown_target", f"cannot serve {wanted}: no such target; see edgeguardctl status")
+        if peer.uid not in self.config.socket.allow_uids and not self.targets.contains(wanted, home):
+            raise ProtocolError(
+                "not_allowed", f"cannot serve {wanted}: you are in {home}, and uid {peer.uid} is not in allow_uids"
+            )
+        return self.targets.join_peer(wanted)
+
+    # Time
+
+    def _set_timer(self, key: str, at: float) -> None:
+        self._cancel_timer(key)
+        self._timers[key] = self._loop.call_at(at, self._timer_fired, key)
+
+    def _cancel_timer(self, key: str) -> None:
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _timer_fired(self, key: str) -> None:
+        self._timers.pop(key, None)
+        self.emit(TimerFired(key))
+
+    # Operators
+
+    def _tell_systemd_status(self) -> None:
+        worst = self.engine.worst_level()
+        raised = sum(1 for target in self.engine.targets.values() if target.gauge.level > Level.NORMAL)
+        line = f"{worst.word}: {len(self.engine.targets)} targets, {raised} above normal"
+        if line != self._status_line:
+            self._status_line = line
+            self.notifier.status(line)
+
+    def _feed_watchdog(self) -> None:
+        """Feed only while samples are fresh: a daemon that sees nothing should be restarted."""
+        interval_s = self.notifier.watchdog_interval_s
+        if interval_s is None:
+            return
+        if self.pages.stale_s() is None:
+            self.notifier.watchdog()
+        self._loop.call_later(interval_s / 2, self._feed_watchdog)
+
+    def _survive(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A defect in a callback: said with its traceback, counted, and survived. A dead guard guards nobody."""
+        self.metrics.defects.inc()
+        log.error("defect", what=context.get("message"), exc_info=context.get("exception"))
+
+
+def _partly_blind(sentence: str) -> None:
+    """Something works only in part: no inotify instance, no descriptor left. Said once each."""
+    log.warning("works_in_part", why=sentence)
+
+
+def _needs_restart(old: Config, new: Config) -> list[str]:
+    """The settings that differ and that only a restart can change."""
+    changed = [
+        name for name in ("http", "log", "cgroup_root", "max_targets") if getattr(old, name) != getattr(new, name)
+    ]
+    socket = [name for name in ("path", "mode", "group") if getattr(old.socket, name) != getattr(new.socket, name)]
+    return changed + [f"socket.{name}" for name in socket]

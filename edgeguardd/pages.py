@@ -1,0 +1,161 @@
+"""What HTTP serves: /metrics, /healthz, /readyz and /status, the JSON that answers what a person asks first.
+
+Must not: compute anything new. Upstream: engine, the shells' status. Downstream: daemon (serves it), edgeguardctl.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import to_builtins
+
+from edgeguardd import __version__
+from edgeguardd.core import policy as policies
+from edgeguardd.core.config import SamplingConfig
+from edgeguardd.core.effects import CommandEnded
+from edgeguardd.core.engine import Engine, Target
+from edgeguardd.kernel.guarded import TargetStatus
+from edgeguardd.kernel.targets import Targets
+from edgeguardd.metrics import CONTENT_TYPE, Metrics
+from edgeguardd.serve.http import Response
+from edgeguardd.serve.subscribers import SubscriberServer
+
+# Outcomes shown by /status; older ones are in the log and in the metrics.
+SHOWN_COMMANDS = 32
+
+# Samples older than this many slow intervals mean that the daemon sees nothing any more.
+STALE_INTERVALS = 5
+
+TEXT = "text/plain; charset=utf-8"
+
+
+class Pages:
+    """The HTTP routes of one daemon."""
+
+    def __init__(
+        self,
+        epoch: str,
+        config_path: str | None,
+        engine: Engine,
+        targets: Targets,
+        subscribers: SubscriberServer,
+        metrics: Metrics,
+    ) -> None:
+        self.ready = False
+        self.sampling = SamplingConfig()
+        self._epoch = epoch
+        self._config_path = config_path
+        self._engine = engine
+        self._targets = targets
+        self._subscribers = subscribers
+        self._metrics = metrics
+        self._started_at = time.monotonic()
+        self._last_commands: deque[CommandEnded] = deque(maxlen=SHOWN_COMMANDS)
+
+    def routes(self) -> Mapping[str, Callable[[], Response]]:
+        """Path -> handler, for HttpServer."""
+        return {
+            "/metrics": lambda: Response(200, CONTENT_TYPE, self._metrics.render(time.monotonic())),
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+            "/status": lambda: Response(200, "application/json", msgspec.json.encode(self.status())),
+        }
+
+    def ended(self, end: CommandEnded) -> None:
+        """Remember an outcome for /status."""
+        self._last_commands.append(end)
+
+    def stale_s(self) -> float | None:
+        """The age of the oldest sample of a present target when it is too old to be trusted, else None."""
+        age_s = self._targets.oldest_sample_age_s(time.monotonic())
+        return age_s if age_s is not None and age_s > STALE_INTERVALS * self.sampling.slow_s else None
+
+    def status(self) -> dict[str, Any]:
+        """The JSON of /status."""
+        now = time.monotonic()
+        watched = self._targets.status(now)
+        return {
+            "version": __version__,
+            "epoch": self._epoch,
+            "uptime_s": round(now - self._started_at, 3),
+            "config": {"path": self._config_path},
+            "ready": self.ready,
+            "worst_level": self._engine.worst_level().word,
+            "targets": [_target(target, watched.get(name), now) for name, target in self._engine.targets.items()],
+            "subscribers": [to_builtins(row) for row in self._subscribers.subscribers()],
+            "last_commands": _commands(self._last_commands),
+        }
+
+    def _healthz(self) -> Response:
+        stale_s = self.stale_s()
+        if stale_s is None:
+            return Response(200, TEXT, b"ok\n")
+        return Response(503, TEXT, f"the last sample is {stale_s:.1f} s old\n".encode())
+
+    def _readyz(self) -> Response:
+        return Response(200, TEXT, b"ready\n") if self.ready else Response(503, TEXT, b"not ready\n")
+
+
+def _target(target: Target, watched: TargetStatus | None, now: float) -> dict[str, Any]:
+    gauge = target.gauge
+    pressure = gauge.pressure
+    own = None if target.sample is None else target.sample.usages[0]
+    return {
+        "name": target.name,
+        "path": target.path,
+        "present": target.present,
+        "watch": None if watched is None else watched.watch,
+        "level": gauge.level.word,
+        "reason": gauge.reason,
+        "needed_bytes": gauge.needed_bytes,
+        "current_bytes": None if own is None else own.current_bytes,
+        "static_bytes": target.static_bytes,
+        "limit_bytes": None if pressure is None else pressure.limit_bytes,
+        "limit_kind": None if pressure is None else pressure.kind.value,
+        "limit_path": None if pressure is None else pressure.path,
+        "headroom_bytes": None if pressure is None else pressure.headroom_bytes,
+        "used_ratio": None if pressure is None else round(pressure.ratio, 4),
+        "marks": None if pressure is None else _marks(target, pressure),
+        "growth_bytes_per_s": round(gauge.growth_bytes_per_s),
+        "rung": target.ledger.rung.word,
+        "exhausted": target.ledger.exhausted,
+        "in_force": to_builtins(target.ledger.in_force()),
+        "counters": None if watched is None or watched.counters is None else to_builtins(watched.counters),
+        "sample_age_s": None if watched is None else watched.sample_age_s,
+        "degraded": target.degraded,
+        "outstanding": [
+            {
+                "seq": waiting.command.seq,
+                "action": waiting.command.action.value,
+                "subscriber": waiting.subscriber,
+                "status": "accepted" if waiting.accepted else "sent",
+                "age_s": round(now - waiting.sent_at, 3),
+            }
+            for waiting in target.ledger.outstanding.values()
+        ],
+    }
+
+
+def _commands(ended: Iterable[CommandEnded]) -> list[dict[str, Any]]:
+    return [
+        {
+            "seq": end.seq,
+            "target": end.target,
+            "action": end.action.value,
+            "outcome": end.outcome.value,
+            "took_s": round(end.took_s, 4),
+            "claimed_bytes": end.claimed_bytes,
+            "freed_bytes": end.freed_bytes,
+        }
+        for end in ended
+    ]
+
+
+def _marks(target: Target, pressure: policies.Pressure) -> dict[str, int]:
+    return {
+        "elevated_bytes": policies.mark_bytes(target.policy.elevated, pressure),
+        "high_bytes": policies.mark_bytes(target.policy.high, pressure),
+        "critical_bytes": policies.mark_bytes(target.policy.critical, pressure),
+    }
