@@ -211,7 +211,7 @@ def run(
         with Guest(argv, output=writer, cwd=cwd, env=env, memory_bytes=memory_bytes, limit_s=limit_s) as guest:
             os.close(writer)
             writer = -1
-            pump = threading.Thread(target=copy, args=(reader, to), daemon=True)
+            pump = threading.Thread(target=copy, args=(reader, to, guest), daemon=True)
             pump.start()
             outcome = guest.wait()
         pump.join()
@@ -222,11 +222,14 @@ def run(
                 os.close(descriptor)
 
 
-def copy(source: int, to: BinaryIO) -> None:
-    """Everything from a pipe until its last writer is gone, flushed piece by piece."""
-    while piece := os.read(source, 65536):
-        to.write(piece)
-        to.flush()
+def copy(source: int, to: BinaryIO, guest: Guest) -> None:
+    """Everything from a pipe until its last writer is gone, flushed piece by piece. No reader, no guest."""
+    try:
+        while piece := os.read(source, 65536):
+            to.write(piece)
+            to.flush()
+    except BrokenPipeError:
+        guest.end("nobody reads its output any more")
 
 
 def guest_environment(extra: dict[str, str]) -> dict[str, str]:

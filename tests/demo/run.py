@@ -1,0 +1,175 @@
+"""One run: a cgroup with limits, the server inside it, the load outside, and a timeline of what happens.
+
+Must not: differ between bare, naive and guarded in anything but the reaction. Upstream: __main__.
+Downstream: server, load, guard, the cgroup tree.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.demo import load, model, timeline
+from tests.demo.guard import Guard
+from tests.demo.timeline import MIB, Limits, Look
+from tests.demo.workload import Request
+from tests.support.cgroup import Cgroup
+
+# Weights and interpreter at rest take about 40 % of it.
+LIMITS = Limits(high_bytes=80 * MIB, max_bytes=96 * MIB)
+LOOK_EVERY_S = 1.0
+RESTART_AFTER_S = 0.5
+READY_WITHIN_S = 60.0
+# memory.stat: what cannot be dropped for free.
+NEEDED_KEYS = ("anon", "shmem", "file_mapped", "slab_unreclaimable", "pagetables", "kernel_stack")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """What all runs share: places, files and the work per token."""
+
+    directory: str
+    disk: str
+    rounds: int
+
+    @property
+    def weights(self) -> str:
+        """The file that the model's weights are mapped from."""
+        return f"{self.disk}/weights"
+
+    @property
+    def index(self) -> str:
+        """The file that passages are retrieved from."""
+        return f"{self.disk}/index"
+
+
+@dataclasses.dataclass
+class Result:
+    """A run's outcome."""
+
+    reaction: str
+    tally: load.Tally
+    kills: int = 0
+    freed_bytes: int = 0
+    unasked: list[str] = dataclasses.field(default_factory=list)
+
+
+class Run:
+    """One run from an empty cgroup to the last answer."""
+
+    def __init__(self, stage: Stage, reaction: str, tell: Callable[[str], None]) -> None:
+        self._stage = stage
+        self._reaction = reaction
+        self._tell = tell
+        self._socket = f"{stage.directory}/{reaction}.sock"
+        self._started = time.monotonic()
+        self._level = "-"
+        self._drops: list[int] = []
+        self.result = Result(reaction, load.Tally())
+
+    async def go(self, requests: list[Request]) -> Result:
+        """Play the whole schedule."""
+        for path in (self._stage.weights, self._stage.index):
+            model.forget(path)
+        with Cgroup.fresh(f"demo-{self._reaction}") as cgroup:
+            cgroup.set(high=LIMITS.high_bytes, max=LIMITS.max_bytes)
+            async with contextlib.AsyncExitStack() as stack:
+                if self._reaction == "guarded":
+                    guard = Guard(self._stage.directory, self._guard_said)
+                    await stack.enter_async_context(guard)
+                await self._play(cgroup, requests)
+                self.result.kills = cgroup.counters()["oom_kill"]
+                # Lifted, or a throttled server takes minutes to die.
+                cgroup.write("memory.high", "max")
+        return self.result
+
+    async def _play(self, cgroup: Cgroup, requests: list[Request]) -> None:
+        ready = asyncio.Event()
+        keeper = asyncio.create_task(self._keep_alive(cgroup, ready))
+        await asyncio.wait_for(ready.wait(), READY_WITHIN_S)
+        self._started = time.monotonic()
+        watcher = asyncio.create_task(self._watch(cgroup))
+        await load.send_all(requests, self._socket, self.result.tally)
+        for task in (watcher, keeper):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _keep_alive(self, cgroup: Cgroup, ready: asyncio.Event) -> None:
+        """Start the server, and again when it was killed, as a service manager would."""
+        while True:
+            process = await self._start(cgroup)
+            try:
+                assert process.stdout is not None
+                while line := await process.stdout.readline():
+                    self._server_said(json.loads(line), ready)
+                status = await process.wait()
+            except asyncio.CancelledError:
+                cgroup.write("memory.high", "max")
+                process.kill()
+                await process.wait()
+                raise
+            self._event(f"the server is gone ({signal.Signals(-status).name if status < 0 else status}); starting it again")
+            await asyncio.sleep(RESTART_AFTER_S)
+
+    async def _start(self, cgroup: Cgroup) -> asyncio.subprocess.Process:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._socket)
+        stage = self._stage
+        options = ["--socket", self._socket, "--weights", stage.weights, "--index", stage.index]
+        options += ["--rounds", str(stage.rounds), "--reaction", self._reaction]
+        argv = [sys.executable, "-m", "tests.demo.server", *options]
+        return await asyncio.create_subprocess_exec(
+            "/bin/sh",
+            *("-c", 'echo $$ > "$0" && exec "$@"', cgroup.file("cgroup.procs"), *argv),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "EDGEGUARDD_SOCKET": f"{stage.directory}/edgeguardd.sock"},
+        )
+
+    async def _watch(self, cgroup: Cgroup) -> None:
+        while True:
+            look = look_at(cgroup)
+            self.result.tally.look(time.monotonic())
+            self._tell_drops()
+            self._tell(timeline.state_line(self._at_s(), look, LIMITS, self._level, self.result.tally))
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _server_said(self, said: dict[str, Any], ready: asyncio.Event) -> None:
+        if said["event"] == "ready":
+            ready.set()
+        elif said["event"] == "dropped":
+            self.result.freed_bytes += said["bytes"]
+            self._drops.append(said["bytes"])
+
+    def _tell_drops(self) -> None:
+        """What the naive reaction did since the last look; one line, for it can be dozens of times."""
+        if self._drops:
+            freed = sum(self._drops) / MIB
+            self._event(f"woken {len(self._drops)} x, each time drops a quarter of its cache: {freed:.1f} MiB")
+            self._drops.clear()
+
+    def _guard_said(self, text: str | None, level: str | None, freed_bytes: int) -> None:
+        """One thing of the daemon's log."""
+        self._level = level or self._level
+        self.result.freed_bytes += freed_bytes
+        if text:
+            self._event(text)
+
+    def _event(self, text: str) -> None:
+        self._tell(timeline.event_line(self._at_s(), text))
+
+    def _at_s(self) -> float:
+        return time.monotonic() - self._started
+
+
+def look_at(cgroup: Cgroup) -> Look:
+    """The figures of one line."""
+    stat = cgroup.keyed("memory.stat")
+    needed = sum(stat.get(key, 0) for key in NEEDED_KEYS)
+    return Look(needed, int(cgroup.read("memory.current")), cgroup.counters()["high"])
