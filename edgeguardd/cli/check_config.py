@@ -4,7 +4,6 @@ Must not: judge anything itself. Upstream: core.configparse, core.configcheck. D
 """
 
 import argparse
-import os
 
 from edgeguardd.cli import common
 from edgeguardd.core import configcheck, configtext
@@ -37,9 +36,7 @@ def run(args: argparse.Namespace) -> int:
     if args.show:
         print(configtext.render(config), end="")
         return common.OK
-    named = args.file or common.DEFAULT_CONFIG
-    if args.file is None and not os.path.exists(named):
-        named += " (missing, so the defaults)"
+    named = common.config_path(args.file) or f"{common.DEFAULT_CONFIG} (missing, so the defaults)"
     print(f"{named}: ok, {len(config.targets)} target{'' if len(config.targets) == 1 else 's'}")
     for warning in configcheck.warnings(config):
         print(f"{named}: warning: {warning}")

@@ -41,6 +41,13 @@ def read_config(path: str | None) -> Config:
         raise ConfigError([f"cannot read {named}: {why}; name a file that can be read"]) from None
 
 
+def config_path(path: str | None) -> str | None:
+    """The file that read_config(path) reads; None when there is none and the defaults hold."""
+    if path is None:
+        return DEFAULT_CONFIG if os.path.exists(DEFAULT_CONFIG) else None
+    return path
+
+
 def guarded(program: str, command: Callable[[], int]) -> int:
     """Run a command and turn its errors into one sentence a line and an exit status. No traceback but for defects."""
     try:

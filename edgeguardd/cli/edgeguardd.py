@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from edgeguardd import daemon, logs  # noqa: PLC0415 - 20 MiB and 0.3 s that only a running daemon is to pay
 
     output = logs.configure(config.log, sys.stderr)
-    return daemon.run(config, load, args.config or common.DEFAULT_CONFIG, output)
+    return daemon.run(config, load, common.config_path(args.config), output)
 
 
 def with_options(config: Config, args: argparse.Namespace) -> Config:

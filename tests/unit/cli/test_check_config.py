@@ -1,0 +1,58 @@
+"""check-config: every fault at once, the number of targets, and what is doubtful."""
+
+from pathlib import Path
+
+import pytest
+
+from edgeguardd.cli import common
+from edgeguardd.cli.edgeguardctl import main
+from edgeguardd.core.configparse import read
+
+
+def check(tmp_path: Path, text: str, *options: str) -> int:
+    """Exit status for a file of this text."""
+    (tmp_path / "f.toml").write_text(text)
+    return main(["check-config", str(tmp_path / "f.toml"), *options])
+
+
+def test_a_good_file_is_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, with how many targets it names."""
+    assert check(tmp_path, "[[target]]\nname = 'a'\npath = '/a'\n") == 0
+    assert capsys.readouterr().out == f"{tmp_path}/f.toml: ok, 1 target\n"
+
+
+def test_a_bad_file_lists_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A fault a line, each with the file, the line and the remedy; exit status 1."""
+    assert check(tmp_path, "max_targets = 0\nself_targets = 1\n") == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{tmp_path}/f.toml: line 1: cannot use max_targets = 0: ")
+    assert second.startswith(f"{tmp_path}/f.toml: line 2: cannot use self_targets = 1: ")
+
+
+def test_what_is_doubtful_is_a_warning_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Warnings leave the exit status at 0."""
+    assert check(tmp_path, "self_targets = false\n") == 0
+    assert "f.toml: warning: nothing is guarded" in capsys.readouterr().out
+
+
+def test_the_configuration_in_force_can_be_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is printed is a file that means the same."""
+    assert check(tmp_path, "[defaults]\nelevated = '50%'\n", "--show") == 0
+    shown = capsys.readouterr().out
+    assert 'elevated = "50%"\nhigh = "80%"\n' in shown
+    assert read(shown, "shown").defaults.elevated.ratio == 0.5
+
+
+def test_a_missing_default_file_is_ok(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And is said to be missing, so that nobody takes it for checked."""
+    monkeypatch.setattr(common, "DEFAULT_CONFIG", str(tmp_path / "none.toml"))
+    assert main(["check-config"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/none.toml (missing, so the defaults): ok, 0 targets\n"
+
+
+def test_a_named_file_must_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 1 with one sentence."""
+    assert main(["check-config", str(tmp_path / "no.toml")]) == 1
+    assert "there is no such file" in capsys.readouterr().out

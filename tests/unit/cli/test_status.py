@@ -1,0 +1,84 @@
+"""The page that `edgeguardctl status` prints."""
+
+import json
+from typing import Any
+
+import pytest
+
+from edgeguardd.cli import daemonlink
+from edgeguardd.cli.status import page
+from edgeguardd.errors import EdgeguardError
+from tests.support.fakedaemon import STATUS
+
+
+def paged(**changes: Any) -> str:
+    """The page for the usual answer with some parts changed."""
+    return "\n".join(page(daemonlink.decoded(json.dumps({**STATUS, **changes}).encode())))
+
+
+def test_a_target_under_pressure_is_told_with_its_figures_and_why() -> None:
+    """Level, memory, limit, what is in force, what is waited for, and the last outcome with bytes really freed."""
+    lines = paged().splitlines()
+    assert lines[0] == (
+        "edgeguardd 0.1.0, up 62s, ready, worst level high, configuration /etc/edgeguardd/edgeguardd.toml"
+    )
+    assert lines[2].split() == ["TARGET", "LEVEL", "NEEDED", "LIMIT", "USED", "HEADROOM", "GROWTH", "SAMPLED"]
+    assert lines[3].split() == [
+        "llm",
+        "high",
+        "850.0M",
+        "1.0G",
+        "memory.high",
+        "83%",
+        "174.0M",
+        "5.0M/s",
+        "50ms",
+        "ago",
+    ]
+    assert lines[4:8] == [
+        "  batch at most 50%",
+        "  because needed 850.0 MiB is 83% of the range",
+        "  2 processes killed by the kernel so far",
+        "  waiting 200ms for #7 trim_kv_cache (accepted by subscriber 1)",
+    ]
+    assert lines[10].split() == ["1", "server", "inference", "llm", "42", "0", "12s", "0", "trim_kv_cache"]
+    assert lines[13].split() == ["6", "llm", "trim_kv_cache", "done", "50ms", "1.0M", "512.0K"]
+
+
+def test_an_idle_daemon_says_what_is_missing() -> None:
+    """Empty tables would leave a beginner alone."""
+    text = paged(targets=[], subscribers=[], last_commands=[], ready=False, config={"path": None})
+    assert "not ready" in text
+    assert "configuration defaults" in text
+    assert "No targets: " in text
+    assert "No subscribers: nobody can be asked for memory." in text
+    assert "No commands have ended yet." in text
+
+
+def test_a_target_that_is_not_there_yet_has_no_figures() -> None:
+    """Unknown is shown as unknown, not as zero."""
+    text = paged(targets=[{"name": "later", "path": "/later", "present": False}])
+    assert text.splitlines()[3].split() == ["later", "normal", "-", "none", "-", "-", "-", "-"]
+    assert "  no such cgroup yet" in text
+
+
+def test_names_from_peers_cannot_act_on_the_terminal() -> None:
+    """A subscriber chooses its name; the page spells out what is not printable."""
+    hostile = "\x1b[2J\n\u202ex"
+    text = paged(
+        subscribers=[{"subscriber": 1, "name": hostile, "role": hostile, "supports": [hostile]}],
+        last_commands=[{"seq": 1, "target": hostile, "action": hostile, "outcome": hostile, "took_s": 1}],
+    )
+    assert all(line.isprintable() for line in text.split("\n"))
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"version": 1}', b"\xff", b"[" * 100_000, b"null"])
+def test_an_answer_that_is_no_status_is_one_sentence(body: bytes) -> None:
+    """Another program on that port, or another version, is no traceback."""
+    with pytest.raises(EdgeguardError, match=r"cannot read the daemon's status: .*; is it edgeguardd"):
+        daemonlink.decoded(body)
+
+
+def test_fields_of_a_newer_daemon_are_ignored() -> None:
+    """edgeguardctl may be older than the daemon."""
+    assert "llm" in paged(new_field={"x": 1})

@@ -1,0 +1,84 @@
+"""What `edgeguardctl watch` draws in a terminal, and prints elsewhere."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from edgeguardd.cli import daemonlink
+from edgeguardd.cli.statusdoc import Marks, Status, TargetRow
+from edgeguardd.cli.watchviews import Lines, Live, bar
+from edgeguardd.core.wire import LevelLine
+from tests.support.fakedaemon import LEVEL, STATUS
+
+
+def status(**changes: Any) -> Status:
+    """The usual answer with some parts changed."""
+    return daemonlink.decoded(json.dumps({**STATUS, **changes}).encode())
+
+
+@pytest.mark.parametrize(
+    ("needed", "limit", "expected"),
+    [
+        (0, 100, "░░░░░░|░||"),
+        (50, 100, "█████░|░||"),
+        (200, 100, "██████|█||"),
+        (None, 100, " " * 10),
+        (5, None, " " * 10),
+    ],
+)
+def test_the_bar_shows_memory_against_the_marks(needed: int | None, limit: int | None, expected: str) -> None:
+    """Filled up to the needed bytes, with a stroke where each level begins."""
+    target = TargetRow("a", needed_bytes=needed, limit_bytes=limit, marks=Marks(60, 80, 99))
+    assert bar(target, 10) == expected
+
+
+def test_lines_tell_each_target_each_level_and_each_outcome_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Outcomes from before the first look are history and not told."""
+    view = Lines()
+    view.show(status(), [LEVEL])
+    view.show(status(), [])
+    newer = {**STATUS["last_commands"][0], "seq": 8, "outcome": "expired"}
+    view.show(status(last_commands=[*STATUS["last_commands"], newer]), [])
+    view.show("cannot reach edgeguardd at x: refused; start it", [])
+    lines = [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    target = "llm high: needed 850.0M, limit 1.0G memory.high, used 83%, batch at most 50%"
+    assert lines == [
+        "level of llm: normal -> high: because",
+        target,
+        target,
+        "command 8 trim_kv_cache of llm: expired after 50ms, claimed 1.0M, freed 512.0K",
+        target,
+        "cannot reach edgeguardd at x: refused; start it",
+    ]
+
+
+def drawn(*seen: Status | str, levels: tuple[LevelLine, ...] = ()) -> str:
+    """The terminal's bytes after these looks."""
+    stream = io.StringIO()
+    with Live(Console(file=stream, force_terminal=True, width=160, height=60, color_system=None)) as view:
+        for one in seen:
+            view.show(one, levels)
+    return stream.getvalue()
+
+
+def test_the_live_view_shows_everything_at_once() -> None:
+    """Memory bar, level, what is asked, subscribers, outcomes and level changes on one screen."""
+    text = drawn(status(), levels=(LEVEL,))
+    for part in ("850.0M", "1.0G memory.high", "batch at most 50%, asked #7 trim_kv_cache", "server", "512.0K", "█"):
+        assert part in text
+    assert "level of llm: normal -> high: because" in text
+
+
+def test_the_live_view_keeps_the_last_state_while_the_daemon_is_away() -> None:
+    """A restart of the daemon does not end the watch."""
+    text = drawn(status(), "cannot reach edgeguardd: refused").rsplit("cannot reach", 1)[1]
+    assert "850.0M" in text
+
+
+def test_names_from_peers_are_neither_escapes_nor_markup() -> None:
+    """A subscriber called "[bold]" or ESC is shown as exactly that."""
+    row = {**STATUS["subscribers"][0], "name": "[bold]\x1b]0;x\x07[/bold]"}
+    assert "[bold]\\x1b]0;x\\x07[/bold]" in drawn(status(subscribers=[row]))
