@@ -224,6 +224,9 @@ def _refusal(request: h11.Request) -> Response | None:
     """Why a request cannot be answered, whatever its path; None when it can."""
     if len(request.target) > MAX_TARGET_BYTES:
         return error(414, f"cannot read a target of over {MAX_TARGET_BYTES} bytes")
+    # h11 bounds what is incomplete; a whole head in one read may be longer.
+    if sum(len(name) + len(value) for name, value in request.headers) > MAX_HEAD_BYTES:
+        return error(431, f"cannot read headers of over {MAX_HEAD_BYTES} bytes")
     if request.method not in (b"GET", b"HEAD"):
         return error(405, "cannot do that here: only GET and HEAD are served", ("Allow", "GET, HEAD"))
     headers = dict(request.headers)

@@ -1,0 +1,392 @@
+"""The HTTP server on real sockets: what is answered, and that no peer harms another."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from edgeguardd.core.config import HttpConfig
+from edgeguardd.errors import ServeError
+from edgeguardd.serve import httpconnection
+from edgeguardd.serve.http import HttpServer, Response
+from tests.support.subscribers import no_leaked_descriptors
+from tests.support.wait import DEADLINE_S, soon
+
+Routes = dict[str, Callable[[], Response]]
+
+HELLO: Routes = {"/hello": lambda: Response(200, "text/plain", b"hello", (("X-Extra", "yes"),))}
+GET = b"GET /hello HTTP/1.1\r\nHost: h\r\n\r\n"
+
+
+def run(test: Any) -> None:
+    """Run a coroutine; afterwards every descriptor is closed."""
+    with no_leaked_descriptors():
+        asyncio.run(test)
+
+
+@contextlib.asynccontextmanager
+async def serving(routes: Routes = HELLO, **config: Any) -> AsyncIterator[HttpServer]:
+    server = HttpServer(HttpConfig(port=0, **config), routes)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.close()
+        assert server.stats.current == 0
+
+
+@contextlib.asynccontextmanager
+async def connection(server: HttpServer) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def answer(reader: asyncio.StreamReader, without_body: bool = False) -> tuple[int, dict[str, str], bytes]:
+    """One answer: status, headers in lower case, body."""
+    async with asyncio.timeout(DEADLINE_S):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = {}
+        for line in head[1:-2]:
+            name, _, value = line.partition(": ")
+            headers[name.lower()] = value
+        length = 0 if without_body else int(headers["content-length"])
+        return int(head[0].split()[1]), headers, await reader.readexactly(length)
+
+
+async def asked(server: HttpServer, request: bytes) -> tuple[int, dict[str, str], bytes]:
+    """One request on a connection of its own."""
+    async with connection(server) as (reader, writer):
+        writer.write(request)
+        return await answer(reader)
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the server ends the connection."""
+    async with asyncio.timeout(DEADLINE_S):
+        try:
+            return await reader.read()
+        except ConnectionResetError:
+            return b""
+
+
+def test_a_route_answers_with_its_body_and_headers() -> None:
+    """Status, type, length, body and the route's own headers arrive."""
+
+    async def test() -> None:
+        async with serving() as server:
+            status, headers, body = await asked(server, GET)
+            assert (status, body) == (200, b"hello")
+            assert headers["content-type"] == "text/plain"
+            assert headers["x-extra"] == "yes"
+
+    run(test())
+
+
+def test_head_is_get_without_the_body() -> None:
+    """HEAD says how long the body would be and sends none; the connection goes on."""
+
+    async def test() -> None:
+        async with serving() as server, connection(server) as (reader, writer):
+            writer.write(GET.replace(b"GET", b"HEAD") + GET)
+            status, headers, _ = await answer(reader, without_body=True)
+            assert (status, headers["content-length"]) == (200, "5")
+            assert (await answer(reader))[2] == b"hello"
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /nothing HTTP/1.1\r\nHost: h\r\n\r\n", 404),
+        (b"GET /hello/ HTTP/1.1\r\nHost: h\r\n\r\n", 404),
+        (b"GET http://h/hello HTTP/1.1\r\nHost: h\r\n\r\n", 404),
+        (b"POST /hello HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc", 405),
+        (b"DELETE /hello HTTP/1.1\r\nHost: h\r\n\r\n", 405),
+        (b"GET /hello HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc", 413),
+        (b"GET /hello HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
+        (b"GET /" + b"x" * 3000 + b" HTTP/1.1\r\nHost: h\r\n\r\n", 414),
+        (b"GET /hello HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 431),
+        (b"GET /hello HTTP/1.1\r\n\r\n", 400),
+        (b"GET /hello HTTP/1.1\r\nHost: h\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+        (b"nonsense\r\n\r\n", 400),
+        (b"\x00" * 100 + b"\r\n\r\n", 400),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_by_the_right_status(request_bytes: bytes, status: int) -> None:
+    """Each mistake has its status and a sentence; the server goes on for others."""
+
+    async def test() -> None:
+        async with serving() as server:
+            found, headers, body = await asked(server, request_bytes)
+            assert found == status
+            assert body
+            assert (headers.get("allow") == "GET, HEAD") == (status == 405)
+            assert (await asked(server, GET))[0] == 200
+
+    run(test())
+
+
+def test_a_query_does_not_change_the_route() -> None:
+    """Prometheus may add parameters."""
+
+    async def test() -> None:
+        async with serving() as server:
+            assert (await asked(server, GET.replace(b"/hello", b"/hello?a=b")))[2] == b"hello"
+
+    run(test())
+
+
+def test_a_request_may_arrive_byte_by_byte() -> None:
+    """Where the network cuts a request makes no difference."""
+
+    async def test() -> None:
+        async with serving() as server, connection(server) as (reader, writer):
+            for byte in GET:
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(0)
+            assert (await answer(reader))[0] == 200
+
+    run(test())
+
+
+def test_many_requests_sent_at_once_are_all_answered_in_order() -> None:
+    """Pipelined requests get their answers one after another, and the half-closed peer gets them all."""
+    served: list[int] = []
+
+    def route() -> Response:
+        served.append(len(served))
+        return Response(200, "text/plain", str(served[-1]).encode())
+
+    async def test() -> None:
+        async with serving({"/hello": route}) as server, connection(server) as (reader, writer):
+            writer.write(GET * 300)
+            writer.write_eof()
+            assert [(await answer(reader))[2] for _ in range(300)] == [str(n).encode() for n in range(300)]
+            assert await ended(reader) == b""
+
+    run(test())
+
+
+def test_a_connection_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a number of requests the answer says close, and the connection ends."""
+    monkeypatch.setattr(httpconnection, "MAX_REQUESTS", 2)
+
+    async def test() -> None:
+        async with serving() as server, connection(server) as (reader, writer):
+            writer.write(GET * 3)
+            assert "connection" not in (await answer(reader))[1]
+            assert (await answer(reader))[1]["connection"] == "close"
+            writer.write_eof()
+            assert await ended(reader) == b""
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "request_bytes", [GET.replace(b"1.1", b"1.0"), GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")]
+)
+def test_a_peer_that_asks_for_close_gets_it(request_bytes: bytes) -> None:
+    """HTTP/1.0 and Connection: close end after one answer."""
+
+    async def test() -> None:
+        async with serving() as server, connection(server) as (reader, writer):
+            writer.write(request_bytes)
+            assert (await answer(reader))[2] == b"hello"
+            assert await ended(reader) == b""
+
+    run(test())
+
+
+def test_a_route_that_fails_costs_its_own_answer_only() -> None:
+    """A defect is a 500 without inside knowledge, is reported to the loop, and the connection goes on."""
+    reported: list[dict[str, Any]] = []
+
+    def broken() -> Response:
+        raise KeyError("secret")
+
+    async def test() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
+        routes: Routes = {"/hello": broken, "/ok": HELLO["/hello"]}
+        async with serving(routes) as server, connection(server) as (reader, writer):
+            writer.write(GET + GET.replace(b"/hello", b"/ok"))
+            status, _, body = await answer(reader)
+            assert status == 500
+            assert b"secret" not in body
+            assert (await answer(reader))[0] == 200
+        assert [type(context["exception"]) for context in reported] == [KeyError]
+
+    run(test())
+
+
+def test_connections_beyond_the_limit_are_told_to_come_back() -> None:
+    """One too many gets a 503; when another ends there is room again."""
+
+    async def test() -> None:
+        async with serving(max_connections=2) as server:
+            async with connection(server) as (reader, writer), connection(server):
+                await soon(lambda: server.stats.current == 2)
+                status, headers, _ = await asked(server, GET)
+                assert (status, headers["retry-after"]) == (503, "1")
+                writer.write(GET)
+                assert (await answer(reader))[0] == 200
+            await soon(lambda: server.stats.current == 0)
+            assert (await asked(server, GET))[0] == 200
+            assert server.stats.refused == 1
+
+    run(test())
+
+
+def test_a_storm_of_connections_is_cut() -> None:
+    """Far more connections than allowed neither stay nor take descriptors."""
+
+    async def test() -> None:
+        async with serving(max_connections=2) as server:
+            opened = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(50)]
+            await soon(lambda: server.stats.accepted == 50)
+            await soon(lambda: server.stats.current <= 4)
+            for _, writer in opened:
+                writer.close()
+            await soon(lambda: server.stats.current == 0)
+            for _, writer in opened:
+                with contextlib.suppress(ConnectionError):
+                    await writer.wait_closed()
+            assert (await asked(server, GET))[0] == 200
+
+    run(test())
+
+
+def test_a_request_that_does_not_end_is_ended() -> None:
+    """A peer that sends its header drop by drop gets a 408 after the time for the whole header, not for each drop."""
+
+    async def test() -> None:
+        async with serving(timeout_s=0.2) as server, connection(server) as (reader, writer):
+            writer.write(b"GET /hello HTTP/1.1\r\n")
+            dripping = asyncio.create_task(drip(writer))
+            assert (await answer(reader))[0] == 408
+            await dripping
+            assert server.stats.timed_out == 1
+
+    run(test())
+
+
+async def drip(writer: asyncio.StreamWriter) -> None:
+    """A header line every 10 ms until the connection is gone."""
+    with contextlib.suppress(ConnectionError):
+        while not writer.transport.is_closing():
+            writer.write(b"X: y\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+
+def test_an_idle_connection_is_ended_without_a_word() -> None:
+    """A peer that asks nothing is let go."""
+
+    async def test() -> None:
+        async with serving(timeout_s=0.05) as server, connection(server) as (reader, writer):
+            writer.write(GET)
+            await answer(reader)
+            assert await ended(reader) == b""
+
+    run(test())
+
+
+def test_a_peer_that_does_not_read_is_cut() -> None:
+    """An answer that is not taken in time ends the connection; others are served meanwhile."""
+    large: Routes = {"/hello": lambda: Response(200, "text/plain", b"x" * 20_000_000), "/ok": HELLO["/hello"]}
+
+    async def test() -> None:
+        async with serving(large, timeout_s=0.3) as server:
+            with socket.create_connection(("127.0.0.1", server.port)) as sleeper:
+                sleeper.sendall(GET)
+                await soon(lambda: server.stats.requests == 1)
+                assert (await asked(server, GET.replace(b"/hello", b"/ok")))[0] == 200
+                await soon(lambda: server.stats.timed_out == 1)
+                await soon(lambda: server.stats.current == 0)
+
+    run(test())
+
+
+def test_a_large_answer_arrives_whole() -> None:
+    """An answer larger than any buffer is sent as the peer takes it, and the next request is answered."""
+    large: Routes = {"/hello": lambda: Response(200, "text/plain", b"x" * 5_000_000)}
+
+    async def test() -> None:
+        async with serving(large) as server, connection(server) as (reader, writer):
+            writer.write(GET * 2)
+            for _ in range(2):
+                assert len((await answer(reader))[2]) == 5_000_000
+
+    run(test())
+
+
+def test_a_flood_of_requests_that_nobody_reads_is_bounded() -> None:
+    """While an answer waits, nothing more is read from the peer."""
+    large: Routes = {"/hello": lambda: Response(200, "text/plain", b"x" * 1_000_000)}
+
+    async def test() -> None:
+        async with serving(large, timeout_s=0.3) as server:
+            with socket.create_connection(("127.0.0.1", server.port)) as flooder:
+                flooder.setblocking(False)
+                await soon(lambda: _is_full(flooder))
+                await soon(lambda: server.stats.timed_out == 1)
+                assert server.stats.requests < 100
+
+    run(test())
+
+
+def _is_full(sock: socket.socket) -> bool:
+    """Send requests until the kernel takes no more."""
+    try:
+        while True:
+            sock.send(GET * 100)
+    except BlockingIOError:
+        return True
+
+
+def test_an_address_in_use_is_said_with_the_remedy() -> None:
+    """The error names the address and what to do."""
+
+    async def test() -> None:
+        async with serving() as first:
+            second = HttpServer(HttpConfig(port=first.port), HELLO)
+            with pytest.raises(ServeError, match=rf"cannot listen on 127\.0\.0\.1:{first.port}: .*; .*\[http\] port"):
+                await second.start()
+            await second.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize(("address", "port"), [("192.0.2.1", 0), ("not an address", 0), ("127.0.0.1", 70_000)])
+def test_an_address_that_cannot_be_had_is_said(address: str, port: int) -> None:
+    """A wrong address or port is one sentence with a remedy, not a traceback."""
+
+    async def test() -> None:
+        server = HttpServer(HttpConfig(address=address, port=port), HELLO)
+        with pytest.raises(ServeError, match=r"cannot listen on .*; .*\[http\] address"):
+            await server.start()
+
+    run(test())
+
+
+def test_closing_cuts_what_is_open() -> None:
+    """A stop does not wait for idle or slow peers."""
+
+    async def test() -> None:
+        async with serving() as server, connection(server) as (reader, _), connection(server) as (_, writer):
+            writer.write(b"GET /hel")
+            await soon(lambda: server.stats.current == 2)
+            await server.close()
+            assert await ended(reader) == b""
+
+    run(test())
