@@ -34,11 +34,13 @@ def options(*, http: bool = False, socket: bool = False) -> argparse.ArgumentPar
     parent = argparse.ArgumentParser(add_help=False)
     group = parent.add_argument_group("where the daemon is")
     if socket:
-        group.add_argument("--socket", metavar="PATH", type=common.socket_path, help="its subscriber socket")
+        group.add_argument("--socket", metavar="PATH", type=common.socket_path, help="the daemon's subscriber socket")
     if http:
-        group.add_argument("--http", metavar="ADDRESS:PORT", type=common.http_address, help="its HTTP address")
+        group.add_argument("--http", metavar="ADDRESS:PORT", type=common.http_address, help="the daemon's HTTP address")
     group.add_argument(
-        "--config", metavar="FILE", help=f"its configuration, where not given above; default {common.DEFAULT_CONFIG}"
+        "--config",
+        metavar="FILE",
+        help=f"the configuration that tells what is not given (default: {common.DEFAULT_CONFIG})",
     )
     return parent
 

@@ -1,0 +1,115 @@
+"""The reference pages and the example configuration are what the program says of itself, and complete."""
+
+import re
+import socket
+import threading
+import typing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgeguardd.cli import edgeguardctl, protocoltext, reference
+from edgeguardd.cli.protocolpage import page, type_words
+from edgeguardd.core import configtable, wire
+from edgeguardd.core.config import Config
+from edgeguardd.core.configparse import read
+from edgeguardd.core.model import Action, Outcome, Parameters
+from tests.support.fakedaemon import FakeDaemon
+from tests.support.wait import eventually
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "packaging/config/edgeguardd.toml"
+MESSAGES = {*typing.get_args(wire.ClientMessage), *typing.get_args(wire.ServerMessage)}
+
+
+@pytest.mark.parametrize("name", ["config.md", "cli.md", "protocol.md"])
+def test_the_pages_are_up_to_date(name: str) -> None:
+    """Whoever changes a table runs `make docs`."""
+    committed = (ROOT / "docs/reference" / name).read_text()
+    assert committed == reference.pages()[name], f"docs/reference/{name} is out of date: run `make docs`"
+
+
+def test_the_example_is_up_to_date_and_means_the_defaults(tmp_path: Path) -> None:
+    """The example that is installed changes nothing until it is edited."""
+    assert reference.main([str(tmp_path), "--example", str(tmp_path / "example.toml")]) == 0
+    assert EXAMPLE.read_text() == (tmp_path / "example.toml").read_text()
+    assert read(EXAMPLE.read_bytes(), "example") == Config()
+
+
+def test_every_key_and_every_command_is_on_its_page() -> None:
+    """Nothing is left out."""
+    config, cli = reference.config_page(), reference.cli_page()
+    for section in (*configtable.SECTIONS, configtable.STEP):
+        for row in section.rows:
+            assert f"| `{row.key}` |" in config
+    for command in ("status", "watch", "check-config", "subscribe", "parse"):
+        assert f"### `edgeguardctl {command}`" in cli
+    assert "### `edgeguardd run`" in cli
+    assert str(edgeguardctl.parser().description) in cli
+
+
+def test_every_field_action_outcome_and_code_is_explained() -> None:
+    """A field that is added to the protocol without a meaning fails here."""
+    text = page()
+    for message in (*MESSAGES, Parameters):
+        tag = message.__struct_config__.tag or "parameters"
+        for field in msgspec.structs.fields(message):
+            assert protocoltext.MEANINGS.get(f"{tag}.{field.name}") or field.name in protocoltext.MEANINGS, field.name
+    assert set(protocoltext.ACTIONS) == set(Action)
+    assert set(protocoltext.OUTCOMES) == set(Outcome)
+    assert all(f"| `{code}` |" in text for code in wire.ERROR_CODES)
+
+
+def test_no_meaning_is_left_of_a_field_that_is_gone() -> None:
+    """The page does not describe what no message has."""
+    known = {
+        f"{message.__struct_config__.tag or 'parameters'}.{field.name}"
+        for message in (*MESSAGES, Parameters)
+        for field in msgspec.structs.fields(message)
+    }
+    assert {key for key in protocoltext.MEANINGS if "." in key} <= known
+
+
+def test_the_example_session_is_spoken_protocol() -> None:
+    """Each line of the session can be read back by the side that gets it."""
+    lines = re.findall(r"^([<>]) (\{.*\})$", page(), re.MULTILINE)
+    assert len(lines) > 10
+    for side, line in lines:
+        (wire.decode_client if side == ">" else wire.decode_server)(line.encode())
+
+
+def test_the_smallest_client_works(tmp_path: Path) -> None:
+    """The program on the page subscribes, obeys, acks and answers pings, as it stands there."""
+    (program,) = re.findall(r"```python\n(.*?)```", page(), re.DOTALL)
+    with FakeDaemon(tmp_path) as daemon:
+        daemon.lines = [*daemon.lines, wire.encode(wire.Ping(id="p"))]
+        program = program.replace("/run/edgeguardd/edgeguardd.sock", daemon.socket_path)
+        opened: list[socket.socket] = []
+
+        def make(family: int) -> socket.socket:
+            opened.append(socket.socket(family))
+            return opened[-1]
+
+        ended = threading.Event()
+
+        def run() -> None:
+            names = {"obey": lambda action, parameters: "done" if parameters == {"release_bytes": 5} else "failed"}
+            exec(program.replace("socket.socket(", "make("), {**names, "make": make})  # noqa: S102
+            ended.set()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        eventually(lambda: len(daemon.heard) == 3)
+        opened[0].shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert ended.is_set()
+    hello, ack, pong = daemon.heard
+    assert (hello["type"], ack["type"], ack["seq"], ack["status"]) == ("hello", "ack", 7, "done")
+    assert pong == {"type": "pong", "id": "p"}
+
+
+def test_a_kind_of_type_that_cannot_be_described_is_not_left_blank() -> None:
+    """A new kind of field stops the generator instead of making an empty cell."""
+    with pytest.raises(TypeError, match="cannot describe"):
+        type_words(msgspec.inspect.type_info(dict[str, int]))
