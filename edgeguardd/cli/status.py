@@ -9,6 +9,8 @@ import json
 from edgeguardd.cli import common, daemonlink, words
 from edgeguardd.cli.statusdoc import Status, TargetRow
 
+MAX_REASON_CHARS = 400
+
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register the command."""
@@ -79,9 +81,9 @@ def _targets(targets: list[TargetRow]) -> list[str]:
 
 def _remarks(target: TargetRow) -> list[str]:
     """Lines below a target that is not simply at rest."""
-    remarks = [remark] if (remark := words.state(target)) else []
+    remarks = [remark] if (remark := words.state(target, MAX_REASON_CHARS)) else []
     if target.level != "normal" and target.reason is not None:
-        remarks.append(f"because {words.name(target.reason, 200)}")
+        remarks.append(f"because {words.name(target.reason, MAX_REASON_CHARS)}")
     kills = target.counters.oom_kill if target.counters else None
     if kills:
         remarks.append(f"{kills} processes killed by the kernel so far")

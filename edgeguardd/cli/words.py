@@ -53,13 +53,13 @@ def limit(target: TargetRow) -> str:
     return f"{size(target.limit_bytes)} {name(target.limit_kind)}{whose}"
 
 
-def state(target: TargetRow) -> str:
-    """What is unusual about a target besides its level; "" when nothing is."""
+def state(target: TargetRow, max_chars: int = MAX_CELL_CHARS) -> str:
+    """What is unusual about a target besides its level; "" when nothing is. A reason takes at most max_chars."""
     found = []
     if not target.present:
         found.append("no such cgroup yet")
     if target.degraded is not None:
-        found.append(f"cannot be read: {name(target.degraded)}")
+        found.append(f"cannot be read: {name(target.degraded, max_chars)}")
     if target.in_force.max_batch_ratio < 1:
         found.append(f"batch at most {share(target.in_force.max_batch_ratio)}")
     if not target.in_force.accept_requests:
