@@ -5,8 +5,12 @@ import contextlib
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeguardd.client.answers import Answer
+from edgeguardd.client.orders import Order
+from edgeguardd.client.session import ClientSession
 from edgeguardd.core import wire
 from edgeguardd.core.lines import LineBuffer
+from edgeguardd.core.model import AckStatus, Action, Parameters
 from edgeguardd.errors import ProtocolError
 
 TYPES = ["hello", "ack", "report", "admit", "ping", "pong", "welcome", "command", "level", "admission", "error", "bye"]
@@ -30,6 +34,17 @@ near_messages = st.builds(
     _near_message, st.sampled_from(TYPES), st.lists(st.tuples(st.sampled_from(FIELDS), json_like), max_size=6)
 )
 lines = st.binary(max_size=200) | near_messages
+
+WELCOME = wire.WelcomeLine(1, "e", "llm", "high", 0.5, False, True, 10.0)
+GOOD_SERVER_LINES: list[wire.ServerMessage] = [
+    WELCOME,
+    wire.CommandLine(1, 1, "llm", "reject_requests", Parameters(accept_requests=False), "high", "", 5.0),
+    wire.CommandLine(1, 2, "llm", "restore", Parameters(max_batch_ratio=1.0, accept_requests=True), "high", "", 5.0),
+    wire.CommandLine(1, 3, "llm", "fly", Parameters(), "sky", "", 5.0),
+    wire.Admission(id="r1", granted=True, reason=""),
+    wire.Bye(1, "stopping"),
+]
+good_server_lines = st.sampled_from([wire.encode(message).rstrip(b"\n") for message in GOOD_SERVER_LINES])
 
 
 @given(lines)
@@ -71,3 +86,20 @@ def test_any_text_can_be_sent(reason: str, epoch: str, heartbeat_s: float) -> No
     line = wire.encode(wire.WelcomeLine(1, epoch, reason, "normal", 1.0, True, True, heartbeat_s))
     assert line.count(b"\n") == 1
     line.decode()
+
+
+@given(st.lists(lines | good_server_lines, max_size=10))
+def test_no_server_crashes_a_client(said: list[bytes]) -> None:
+    """Whatever comes from the socket, the session goes on and answers a ping."""
+    session = ClientSession("server", supports=tuple(Action))
+    session.connected(0.0)
+    session.receive(wire.encode(WELCOME), 0.0)
+    session.take_output(0.0)
+    for event in session.receive(b"\n".join(said) + b"\n", 1.0):
+        if isinstance(event, Order):
+            session.begin(event)
+            session.complete(event, Answer(AckStatus.DONE))
+    session.tick(2.0)
+    session.take_output(2.0)
+    session.receive(wire.encode(wire.Ping(id="still here")), 3.0)
+    assert session.take_output(3.0).endswith(wire.encode(wire.Pong(id="still here")))

@@ -66,7 +66,7 @@ class Scripted:
         self.events: list[Event] = []
         self.in_force = InForce()
         self.level = Level.NORMAL
-        self.on_join: Callable[[SubscriberJoined], None] = lambda _joined: None
+        self.on_join: Callable[[SubscriberJoined], object] = lambda _joined: None
         self.grant: Callable[[AdmitAsked], effects.AnswerAdmit | None] = lambda asked: effects.AnswerAdmit(
             asked.subscriber, asked.id, True, "it fits"
         )

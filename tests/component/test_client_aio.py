@@ -1,0 +1,282 @@
+"""The asyncio client against the real server."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from edgeguardd.client import AsyncSubscriber, Command, Level, Released, Unsupported
+from edgeguardd.core import effects, wire
+from edgeguardd.core.config import SocketConfig
+from edgeguardd.core.events import AdmitAsked, ReportReceived
+from edgeguardd.core.model import AckEffect, AckStatus, Action, InForce, Report
+from tests.support.subscribers import Scripted, no_leaked_descriptors, serving, short_dir
+from tests.support.wait import soon
+
+
+def run(test: Any) -> None:
+    """Run a coroutine; afterwards every descriptor is closed and no task is left."""
+
+    async def watched() -> None:
+        await test
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert left == []
+
+    with no_leaked_descriptors():
+        asyncio.run(watched())
+
+
+class Server:
+    """An inference server that writes down what it was told."""
+
+    def __init__(self, path: str, **options: Any) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        handlers = {"trim_kv_cache": self.trim, "reject_requests": self.reject, "restore": self.restore}
+        self.guard = AsyncSubscriber("llama", target="llm", path=path, handlers=handlers, **options)
+        self.trimming = asyncio.Event()
+        self.may_trim = asyncio.Event()
+        self.may_trim.set()
+
+    async def trim(self, command: Command) -> Released:
+        self.trimming.set()
+        await self.may_trim.wait()
+        self.calls.append(("trim", command.parameters.release_bytes))
+        return Released(command.parameters.release_bytes or 0)
+
+    async def reject(self, command: Command) -> None:
+        self.calls.append(("reject", command.parameters.accept_requests))
+
+    def restore(self, command: Command) -> None:
+        self.calls.append(("restore", command.parameters.accept_requests))
+
+
+def test_a_coroutine_carries_out_commands() -> None:
+    """A handler is awaited, and what it returns is acked."""
+
+    async def test() -> None:
+        async with serving() as scripted:
+            server = Server(scripted.server.config.path)
+            async with server.guard:
+                await scripted.joined()
+                seq = scripted.command(Action.TRIM_KV_CACHE, release_bytes=4096)
+                await soon(scripted.acks)
+                assert [a.seq for a in scripted.acks(AckStatus.ACCEPTED)] == [seq]
+                (ack,) = scripted.acks()
+                assert (ack.status, ack.effect, ack.released_bytes) == (AckStatus.DONE, AckEffect.RELEASED, 4096)
+
+    run(test())
+
+
+async def _raise(error: BaseException) -> None:
+    raise error
+
+
+async def _cancel_something_inside() -> None:
+    inner = asyncio.create_task(asyncio.sleep(60))
+    await asyncio.sleep(0)
+    inner.cancel()
+    await inner
+
+
+@pytest.mark.parametrize(
+    ("handler", "status"),
+    [
+        (lambda _c: None, AckStatus.DONE),
+        (lambda _c: _raise(MemoryError("no room")), AckStatus.FAILED),
+        (lambda _c: _raise(Unsupported("no cache")), AckStatus.UNSUPPORTED),
+        (lambda _c: _cancel_something_inside(), AckStatus.FAILED),
+    ],
+)
+def test_what_a_handler_does_is_what_is_acked(handler: Any, status: AckStatus) -> None:
+    """Plain functions, exceptions and even a cancellation inside become acks, and the subscription goes on."""
+
+    async def test() -> None:
+        async with serving() as scripted:
+            path = scripted.server.config.path
+            async with AsyncSubscriber("s", target="llm", path=path, handlers={"trim_kv_cache": handler}):
+                await scripted.joined()
+                for count in (1, 2):
+                    scripted.command(Action.TRIM_KV_CACHE)
+                    await soon(lambda count=count: len(scripted.acks()) == count)  # type: ignore[misc]
+                    assert scripted.acks()[-1].status is status
+
+    run(test())
+
+
+def test_a_slow_trim_does_not_hold_up_rejecting_and_old_trims_are_void() -> None:
+    """Lanes run side by side; of what waits in one, the newest counts."""
+
+    async def test() -> None:
+        async with serving() as scripted:
+            server = Server(scripted.server.config.path)
+            server.may_trim.clear()
+            async with server.guard:
+                await scripted.joined()
+                scripted.command(Action.TRIM_KV_CACHE, release_bytes=1)
+                await server.trimming.wait()
+                for size in (2, 3, 4):
+                    scripted.command(Action.TRIM_KV_CACHE, release_bytes=size)
+                scripted.command(Action.REJECT_REQUESTS, accept_requests=False)
+                await soon(scripted.acks)
+                assert server.calls == [("reject", False)]
+                server.may_trim.set()
+                await soon(lambda: len(scripted.acks()) == 3)
+                assert server.calls == [("reject", False), ("trim", 1), ("trim", 4)]
+
+    run(test())
+
+
+def test_who_connects_under_pressure_obeys_at_once() -> None:
+    """The welcome's state is carried out; properties show it."""
+
+    async def test() -> None:
+        async with serving() as scripted:
+            scripted.in_force = InForce(max_batch_ratio=0.5, accept_requests=False)
+            scripted.level = Level.CRITICAL
+            server = Server(scripted.server.config.path)
+            async with server.guard as guard:
+                await soon(lambda: server.calls == [("reject", False)])
+                assert (guard.connected, guard.level) == (True, Level.CRITICAL)
+                assert (guard.max_batch_ratio, guard.accept_requests) == (0.5, False)
+
+    run(test())
+
+
+def test_a_restarted_daemon_is_found_again_and_lifts_what_it_does_not_know() -> None:
+    """Reconnect, hello, report again; the old daemon's restriction is restored."""
+
+    async def test() -> None:
+        with short_dir() as directory:
+            config = SocketConfig(path=f"{directory}/s")
+            first = Scripted(config)
+            await first.server.start()
+            server = Server(config.path)
+            async with server.guard as guard:
+                await first.joined()
+                guard.report(static_bytes=7)
+                first.command(Action.REJECT_REQUESTS, accept_requests=False)
+                await soon(first.acks)
+                await first.server.close()
+                second = Scripted(config, epoch="e2")
+                await second.server.start()
+                await second.joined()
+                await soon(lambda: server.calls == [("reject", False), ("restore", True)])
+                await soon(lambda: second.of(ReportReceived))
+                assert second.of(ReportReceived)[0].report == Report(static_bytes=7)
+            await second.server.close()
+
+    run(test())
+
+
+def test_a_daemon_that_died_does_not_leave_the_server_refusing() -> None:
+    """When the daemon stays away, the restore handler is called by the client itself."""
+
+    async def test() -> None:
+        async with serving() as scripted:
+            server = Server(scripted.server.config.path, lost_after_s=0.2)
+            async with server.guard as guard:
+                await scripted.joined()
+                scripted.command(Action.REJECT_REQUESTS, accept_requests=False)
+                await soon(scripted.acks)
+                await scripted.server.close()
+                await soon(lambda: server.calls == [("reject", False), ("restore", True)])
+                assert guard.accept_requests
+
+    run(test())
+
+
+def test_admissions_are_asked_and_finished() -> None:
+    """Many may ask at once; each gets its own answer. Without one, the default counts."""
+
+    async def test() -> None:
+        async with serving() as scripted:
+            scripted.grant = lambda a: effects.AnswerAdmit(a.subscriber, a.id, a.tokens != 3, str(a.tokens))
+            guard = AsyncSubscriber("s", target="llm", path=scripted.server.config.path)
+            assert not (await guard.admit(tokens=1)).asked
+            async with guard:
+                await soon(lambda: guard.connected)
+                answers = await asyncio.gather(*(guard.admit(tokens=n, timeout_s=20) for n in range(100)))
+                assert [answer.reason for answer in answers] == [str(n) for n in range(100)]
+                assert [n for n in range(100) if not answers[n]] == [3]
+                guard.finished(answers[0].id)
+                await soon(lambda: scripted.of(ReportReceived))
+                assert scripted.of(ReportReceived)[0].finished == (answers[0].id,)
+                scripted.grant = lambda _asked: None
+                assert not await guard.admit(timeout_s=0.05, default_when_unreachable=False)
+
+    run(test())
+
+
+def test_who_waits_for_an_answer_is_let_go_when_the_daemon_stops() -> None:
+    """The end of the connection ends the wait, not the timeout."""
+
+    async def test() -> None:
+        async with serving() as scripted:
+            scripted.grant = lambda _asked: None
+            async with AsyncSubscriber("s", target="llm", path=scripted.server.config.path) as guard:
+                await soon(lambda: guard.connected)
+                asking = asyncio.create_task(guard.admit(timeout_s=1000))
+                await soon(lambda: scripted.of(AdmitAsked))
+                await scripted.server.close()
+                assert not (await asyncio.wait_for(asking, 20)).asked
+
+    run(test())
+
+
+def test_a_hung_daemon_is_left_and_found_again() -> None:
+    """A daemon that takes the connection and says nothing any more is dropped after three heartbeats."""
+
+    async def test() -> None:
+        with short_dir() as directory:
+            connections: list[asyncio.StreamWriter] = []
+
+            async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                connections.append(writer)
+                await reader.readline()
+                writer.write(wire.encode(wire.WelcomeLine(1, "e", "llm", "normal", 1.0, True, True, 0.1)))
+
+            hung = await asyncio.start_unix_server(hang, f"{directory}/s")
+            async with AsyncSubscriber("s", path=f"{directory}/s"):
+                await soon(lambda: len(connections) >= 2)
+            hung.close()
+            for writer in connections:
+                writer.close()
+                with contextlib.suppress(ConnectionError):
+                    await writer.wait_closed()
+
+    run(test())
+
+
+def test_closing_ends_the_handler_that_runs() -> None:
+    """Leaving does not wait for a trim that takes for ever."""
+
+    async def test() -> None:
+        async with serving() as scripted:
+            server = Server(scripted.server.config.path)
+            server.may_trim.clear()
+            async with server.guard:
+                await scripted.joined()
+                scripted.command(Action.TRIM_KV_CACHE)
+                await server.trimming.wait()
+            await scripted.left()
+            assert server.calls == []
+
+    run(test())
+
+
+def test_run_forever_ends_with_its_task() -> None:
+    """Cancelling the task leaves cleanly."""
+
+    async def test() -> None:
+        async with serving() as scripted:
+            guard = AsyncSubscriber("s", target="llm", path=scripted.server.config.path)
+            running = asyncio.create_task(guard.run_forever())
+            await scripted.joined()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            await scripted.left()
+            guard.report(running=1)  # harmless after the end
+
+    run(test())
