@@ -26,14 +26,14 @@ _V1_UNLIMITED_32 = frozenset((2**31 - 1) * page for page in (4096, 8192, 16384, 
 _COUNTERS = frozenset(name.encode() for name in Counters.__struct_fields__)
 # What needed_bytes and refaults read. The rest of memory.stat (60 keys on 6.x) is not turned into numbers.
 _KERNEL_PARTS = ("kernel_stack", "pagetables", "percpu", "vmalloc", "slab_unreclaimable")
-_STAT_WANTED = frozenset(
-    key.encode()
+_STAT_WANTED = {
+    key.encode(): key
     for key in (
         *("anon", "file", "shmem", "file_mapped", "kernel", "sock", "slab_reclaimable"),
         *("workingset_refault", "workingset_refault_anon", "workingset_refault_file"),
         *_KERNEL_PARTS,
     )
-)
+}
 
 _AVERAGE = re.compile(rb"\d{1,3}\.\d{1,2}")
 
@@ -64,11 +64,11 @@ class CpuMax(Struct, frozen=True):
 # The sampling path
 
 
-def memory_events(data: bytes) -> Counters:
-    """memory.events or memory.events.local. Raises FormatError when not one known counter is there."""
+def memory_events(data: bytes, name: str) -> Counters:
+    """memory.events or memory.events.local. Raises FormatError, which names the file `name`, when it has no counter."""
     found = {key.decode(): u64(value) for key, value in pairs(data) if key in _COUNTERS}
     if all(value is None for value in found.values()):
-        raise FormatError(f"cannot use memory.events: no counter in {echo(data)}; check what is mounted there")
+        raise FormatError(f"cannot use {name}: no counter in {echo(data)}; check what is mounted there")
     return Counters(**found)
 
 
@@ -95,7 +95,13 @@ def moved(change: Counters) -> bool:
 
 def memory_stat(data: bytes) -> dict[str, int | None]:
     """The keys of memory.stat that needed_bytes and refaults read; absent keys are left out."""
-    return {key.decode(): u64(value) for key, value in pairs(data) if key in _STAT_WANTED}
+    found: dict[str, int | None] = {}
+    # Read at each sample of each target: spelt out, this takes half the time of `pairs`.
+    for line in data.splitlines():
+        fields = line.split()
+        if len(fields) == 2 and fields[0] in _STAT_WANTED:
+            found[_STAT_WANTED[fields[0]]] = u64(fields[1])
+    return found
 
 
 def needed_bytes(stat: Mapping[str, int | None]) -> int | None:

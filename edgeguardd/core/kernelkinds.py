@@ -27,6 +27,7 @@ _MEMINFO_KEYS = (
     *("Zswap", "Zswapped", "Shmem", "SReclaimable", "SUnreclaim", "HighTotal", "HighFree", "LowTotal", "LowFree"),
     *("CmaTotal", "CmaFree", "NvMapMemFree", "NvMapMemUsed", "HugePages_Total"),
 )
+_EVENTS = ("memory.events", "memory.events.local")
 _LIMITS = (
     *("memory.max", "memory.high", "memory.low", "memory.min", "memory.swap.max", "memory.swap.high"),
     *("memory.zswap.max", "pids.max", "cgroup.max.depth", "cgroup.max.descendants"),
@@ -55,8 +56,8 @@ _WORDS = ("cgroup.controllers", "cgroup.subtree_control")
 _PROC_PID = re.compile(r"/proc/(?:PID|self|thread-self|\d+)/(cgroup|mountinfo)")
 
 
-def _events(data: bytes) -> Json:
-    counters = kernelfmt.memory_events(data)
+def _events(name: str, data: bytes) -> Json:
+    counters = kernelfmt.memory_events(data, name)
     return {name: getattr(counters, name) for name in counters.__struct_fields__}
 
 
@@ -151,8 +152,7 @@ def _meminfo(data: bytes) -> Json:
 
 
 KINDS: Mapping[str, Parser] = {
-    "memory.events": _events,
-    "memory.events.local": _events,
+    **{name: partial(_events, name) for name in _EVENTS},
     "memory.stat": _stat,
     **{name: partial(_limit, name) for name in _LIMITS},
     **{name: partial(_number, name) for name in _NUMBERS},

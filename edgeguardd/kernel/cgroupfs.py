@@ -6,12 +6,13 @@ Downstream: tree, nodes, targets.
 
 import errno
 import os
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from edgeguardd.core import kernelfmt, procfmt
 from edgeguardd.core.model import Counters, Usage
 from edgeguardd.core.text import printable
-from edgeguardd.errors import FormatError, KernelError, TargetError
+from edgeguardd.errors import EdgeguardError, FormatError, KernelError, TargetError
 
 EVENTS: Final = "memory.events"
 EVENTS_LOCAL: Final = "memory.events.local"
@@ -26,6 +27,8 @@ SWAP_MAX: Final = "memory.swap.max"
 STAT_READ_BYTES = 16384
 READ_BYTES = 1024
 MAX_PATH_CHARS = 4096
+
+Figure = TypeVar("Figure")
 
 _MISSING = -1
 _REMEDIES = {
@@ -94,28 +97,32 @@ class Node:
             return None
         data = self._read(name)
         if data != self._events_read:
-            self._counters = kernelfmt.memory_events(data)
+            self._counters = kernelfmt.memory_events(data, f"{self._full_path}/{name}")
             self._events_read = data
         return self._counters
 
     def usage(self) -> Usage:
         """The figures. Raises FormatError, KernelError, CgroupGoneError.
 
-        memory.stat that cannot be used leaves needed_bytes unknown and its reason in `fault`.
+        memory.stat or swap files that cannot be used leave their figures unknown, and the reason in `fault`.
         """
+        self.fault = None
         current_bytes = self._figure(CURRENT)
         if current_bytes is None:
             raise KernelError(f"cannot read {self._full_path}/{CURRENT}: no such file; enable the memory controller")
         high_bytes, max_bytes = self.limits()
-        stat = self._stat()
+        stat = self._spare(self._stat) or {}
+        needed_bytes = kernelfmt.needed_bytes(stat)
+        if needed_bytes is None and self.fault is None:
+            self.fault = f"cannot use {self._full_path}/{STAT}: figures that needed bytes stand on are missing"
         return Usage(
             path=self.path,
             current_bytes=current_bytes,
-            needed_bytes=kernelfmt.needed_bytes(stat),
+            needed_bytes=needed_bytes,
             high_bytes=high_bytes,
             max_bytes=max_bytes,
-            swap_bytes=self._figure(SWAP_CURRENT),
-            swap_max_bytes=self._limit(SWAP_MAX),
+            swap_bytes=self._spare(lambda: self._figure(SWAP_CURRENT)),
+            swap_max_bytes=self._spare(lambda: self._limit(SWAP_MAX)),
             refaults=kernelfmt.refaults(stat),
         )
 
@@ -145,18 +152,19 @@ class Node:
         return kernelfmt.limit(self._read(name), f"{self._full_path}/{name}")
 
     def _stat(self) -> dict[str, int | None]:
-        self.fault = None
+        if self._open(STAT) == _MISSING:
+            return {}
+        return kernelfmt.memory_stat(self._read(STAT, STAT_READ_BYTES))
+
+    def _spare(self, read: Callable[[], Figure | None]) -> Figure | None:
+        """A figure that the others can do without."""
         try:
-            data = b"" if self._open(STAT) == _MISSING else self._read(STAT, STAT_READ_BYTES)
+            return read()
         except CgroupGoneError:
             raise
-        except KernelError as error:
-            self.fault = str(error)
-            return {}
-        stat = kernelfmt.memory_stat(data)
-        if kernelfmt.needed_bytes(stat) is None:
-            self.fault = f"cannot use {self._full_path}/{STAT}: figures that needed bytes stand on are missing"
-        return stat
+        except EdgeguardError as error:
+            self.fault = self.fault or str(error)
+            return None
 
     def _require(self, name: str) -> None:
         if self._open(name) == _MISSING:

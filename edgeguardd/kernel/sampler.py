@@ -113,6 +113,8 @@ class Sampler:
             self._attach(target, place)
 
     def _set_timer(self, target: Guarded) -> None:
+        if target.place is None:
+            return
         interval_s = target.interval_s if target.attached else max(target.interval_s, self.slow_s)
         since_s = self._clock() - target.looked_at
         target.timer = self._loop.call_later(min(interval_s, max(0.0, interval_s - since_s)), self._tick, target)
@@ -149,6 +151,7 @@ class Sampler:
         """The cgroup is gone: read it a last time if that can be, then let go of its files."""
         if target.attached:
             self._sample(target, {}, last=True)
+        if target.attached:
             self._release(target)
             self._emit(CgroupVanished(target.name))
         target.was_absent = True
@@ -192,11 +195,13 @@ class Sampler:
         if read[0][1].usage is not None or not last:
             self._tell(target, [reading for _, reading in read])
         for move in moves:
-            self._emit(move)
+            # What was told may have ended the target: its last subscriber was disconnected.
+            if target.place is not None:
+                self._emit(move)
 
     def _move(self, target: Guarded, link: Link, reading: Reading) -> CountersMoved | None:
         """What the cgroup counted since the target was last told; it counts as told from here on."""
-        if reading.counters is None:
+        if reading.counters is None or reading.counters == link.seen:
             return None
         if link.seen is None:
             link.seen = reading.counters

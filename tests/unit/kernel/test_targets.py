@@ -1,0 +1,860 @@
+"""Targets on a fake tree: what is told when cgroups come, count, break, go and come again."""
+
+import asyncio
+import errno
+import os
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from edgeguardd.core.config import Mark, Policy, SamplingConfig, TargetSpec
+from edgeguardd.core.events import (
+    CgroupAppeared,
+    CgroupVanished,
+    CountersMoved,
+    Event,
+    SampleFailed,
+    SampleTaken,
+    TargetAdded,
+    TargetDropped,
+)
+from edgeguardd.core.model import Usage
+from edgeguardd.errors import TargetError
+from edgeguardd.kernel import treewatch
+from edgeguardd.kernel.cgroupfs import find_root
+from edgeguardd.kernel.targets import Targets
+from tests.support.faketree import MIB, FakeCgroup, FakeTree
+from tests.support.wait import soon
+
+NEVER_S = 3600.0
+OFTEN_S = 0.01
+
+E = TypeVar("E", bound=Event)
+
+
+class Scene:
+    """A fake tree, the targets on it, and everything that they told."""
+
+    def __init__(self, path: str) -> None:
+        self.tree = FakeTree(path)
+        self.told: list[Event] = []
+        self.faults: list[str] = []
+        self.targets = Targets(
+            find_root(path), asyncio.get_running_loop(), self.told.append, max_targets=8, on_fault=self.faults.append
+        )
+
+    def apply(self, *specs: TargetSpec, slow_s: float = NEVER_S) -> None:
+        """Guard these. With NEVER_S only wake-ups and inotify make anything happen, with OFTEN_S polling does."""
+        self.targets.apply(specs, SamplingConfig(slow_s=slow_s))
+
+    def of(self, kind: type[E], target: str | None = None) -> list[E]:
+        """What was told of this kind, about this target."""
+        return [event for event in self.told if isinstance(event, kind) and target in (None, about(event))]
+
+    def kinds(self) -> list[str]:
+        """The names of everything told, in order."""
+        return [type(event).__name__ for event in self.told]
+
+    def usage(self, target: str, index: int = 0) -> Usage:
+        """The latest sample's usage."""
+        return self.of(SampleTaken, target)[-1].sample.usages[index]
+
+
+def about(event: Event) -> str:
+    """The target that an event is about."""
+    if isinstance(event, SampleTaken):
+        return event.sample.target
+    target = getattr(event, "target", None)
+    assert isinstance(target, str)
+    return target
+
+
+def play(path: Path, scene: Callable[[Scene], Awaitable[None]]) -> None:
+    """Run a scene; whatever happened in it, no descriptor is left."""
+
+    async def run() -> None:
+        made = Scene(str(path))
+        try:
+            await scene(made)
+        finally:
+            made.targets.close()
+
+    before = len(os.listdir("/proc/self/fd"))
+    asyncio.run(run())
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def job(name: str = "job", path: str = "/job", policy: Policy | None = None) -> TargetSpec:
+    """A target named by its path."""
+    return TargetSpec(name, path=path, policy=policy or Policy())
+
+
+# Sampling
+
+
+def test_a_target_that_exists_is_told_in_order_and_its_old_kills_raise_nothing(tmp_path: Path) -> None:
+    """Added, appeared, sampled; what was counted before the daemon came is not news."""
+
+    async def scene(s: Scene) -> None:
+        cgroup = s.tree.cgroup("/job", max_bytes=100 * MIB)
+        cgroup.events(oom_kill=7)
+        cgroup.usage(40 * MIB)
+        s.apply(job())
+        assert s.told[:2] == [TargetAdded("job", "/job", Policy()), CgroupAppeared("job")]
+        assert s.kinds() == ["TargetAdded", "CgroupAppeared", "SampleTaken"]
+        assert (s.usage("job").needed_bytes, s.usage("job").max_bytes) == (40 * MIB, 100 * MIB)
+
+    play(tmp_path, scene)
+
+
+def test_a_count_comes_after_the_sample_of_the_same_reading(tmp_path: Path) -> None:
+    """And holds only what is new."""
+
+    async def scene(s: Scene) -> None:
+        cgroup = s.tree.cgroup("/job")
+        cgroup.events(high=10, oom_kill=1)
+        s.apply(job())
+        s.told.clear()
+        cgroup.usage(9 * MIB)
+        cgroup.events(high=14, oom_kill=2)
+        s.targets.sample_now("job")
+        assert s.kinds() == ["SampleTaken", "CountersMoved"]
+        moved = s.of(CountersMoved)[0]
+        assert (moved.path, moved.local, moved.delta.high, moved.delta.oom_kill) == ("/job", True, 4, 1)
+        assert s.usage("job").needed_bytes == 9 * MIB
+        s.targets.sample_now("job")
+        assert s.kinds()[2:] == ["SampleTaken"]
+
+    play(tmp_path, scene)
+
+
+def test_the_slow_poll_sees_what_no_wake_up_told(tmp_path: Path) -> None:
+    """Plain files cannot wake: status says "poll", and the timer finds the count all the same."""
+
+    async def scene(s: Scene) -> None:
+        cgroup = s.tree.cgroup("/job")
+        s.apply(job(), slow_s=OFTEN_S)
+        cgroup.events(max=3)
+        await soon(lambda: s.of(CountersMoved))
+        assert s.of(CountersMoved)[0].delta.max == 3
+        assert s.targets.status()["job"].watch == "poll"
+
+    play(tmp_path, scene)
+
+
+def test_the_interval_is_the_engines_to_choose(tmp_path: Path) -> None:
+    """A shorter one takes effect at once, a longer one stops the sampling in between."""
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/job")
+        s.apply(job())
+        s.targets.set_interval("job", OFTEN_S)
+        await soon(lambda: len(s.of(SampleTaken)) > 5)
+        s.targets.set_interval("job", NEVER_S)
+        s.targets.set_interval("nobody", OFTEN_S)
+        count = len(s.told)
+        for _ in range(20):
+            await asyncio.sleep(OFTEN_S / 5)
+        assert len(s.told) == count
+
+    play(tmp_path, scene)
+
+
+def test_a_wake_up_samples_every_target_that_stands_on_the_cgroup(tmp_path: Path) -> None:
+    """Two names for one cgroup are two targets; the file is read once for both."""
+
+    async def scene(s: Scene) -> None:
+        cgroup = s.tree.cgroup("/job")
+        s.apply(job("one"), job("two"))
+        s.told.clear()
+        cgroup.events(oom_kill=1)
+        watched = s.targets._targets["one"].links[0].watched
+        s.targets._sampler._woken(watched)
+        assert [about(event) for event in s.told] == ["one", "one", "two", "two"]
+        assert len(s.of(CountersMoved)) == 2
+
+    play(tmp_path, scene)
+
+
+# Ancestors
+
+
+def test_ancestors_with_a_limit_follow_the_own_figures_towards_the_root(tmp_path: Path) -> None:
+    """Those without one are left out."""
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/a", max_bytes=900 * MIB)
+        s.tree.cgroup("/a/b")
+        s.tree.cgroup("/a/b/c", high_bytes=300 * MIB)
+        s.tree.cgroup("/a/b/c/job")
+        s.apply(job(path="/a/b/c/job"))
+        sample = s.of(SampleTaken)[-1].sample
+        assert [usage.path for usage in sample.usages] == ["/a/b/c/job", "/a/b/c", "/a"]
+        assert s.targets.status()["job"].limited_by == ("/a/b/c", "/a")
+
+    play(tmp_path, scene)
+
+
+def test_a_limit_set_on_an_ancestor_at_run_time_is_found_and_lost_again(tmp_path: Path) -> None:
+    """`systemctl set-property` on the slice. Its earlier counts are not news."""
+
+    async def scene(s: Scene) -> None:
+        above = s.tree.cgroup("/a")
+        above.events(local=True, max=5)
+        s.tree.cgroup("/a/job")
+        s.apply(job(path="/a/job"), slow_s=OFTEN_S)
+        assert len(s.of(SampleTaken)[-1].sample.usages) == 1
+        above.limits(max_bytes=50 * MIB)
+        await soon(lambda: len(s.of(SampleTaken)[-1].sample.usages) == 2)
+        assert s.of(CountersMoved) == []
+        above.events(local=True, max=6)
+        await soon(lambda: s.of(CountersMoved))
+        moved = s.of(CountersMoved)[0]
+        assert (moved.path, moved.local, moved.delta.max) == ("/a", False, 1)
+        above.limits()
+        await soon(lambda: len(s.of(SampleTaken)[-1].sample.usages) == 1)
+
+    play(tmp_path, scene)
+
+
+def test_a_kill_in_a_neighbour_is_not_counted_against_the_target(tmp_path: Path) -> None:
+    """The slice's memory.events repeats every kill below it; only its local file tells whose limit was met."""
+
+    async def scene(s: Scene) -> None:
+        above = s.tree.cgroup("/a", max_bytes=50 * MIB)
+        s.tree.cgroup("/a/job")
+        s.apply(job(path="/a/job"))
+        above.events(oom=1, oom_kill=1)
+        s.targets.sample_now("job")
+        assert s.of(CountersMoved) == []
+
+    play(tmp_path, scene)
+
+
+def test_an_unreadable_ancestor_leaves_the_target_its_own_figures(tmp_path: Path) -> None:
+    """It is said once, and status keeps saying it."""
+
+    async def scene(s: Scene) -> None:
+        above = s.tree.cgroup("/a", max_bytes=50 * MIB)
+        s.tree.cgroup("/a/job")
+        s.apply(job(path="/a/job"))
+        above.write("memory.max", "rubbish")
+        s.targets.sample_now("job")
+        s.targets.sample_now("job")
+        assert [usage.path for usage in s.of(SampleTaken)[-1].sample.usages] == ["/a/job"]
+        assert len(s.faults) == 1
+        assert "/a/memory.max" in s.faults[0]
+        assert "/a/memory.max" in (s.targets.status()["job"].degraded or "")
+        above.limits(max_bytes=50 * MIB)
+        s.targets.sample_now("job")
+        assert s.targets.status()["job"].degraded is None
+
+    play(tmp_path, scene)
+
+
+# Faults
+
+
+def test_one_targets_error_does_not_stop_another(tmp_path: Path) -> None:
+    """It is told once for each reason, and a good reading ends it."""
+
+    async def scene(s: Scene) -> None:
+        bad = s.tree.cgroup("/bad")
+        s.tree.cgroup("/good")
+        s.apply(job("bad", "/bad"), job("good", "/good"), slow_s=OFTEN_S)
+        bad.write("memory.current", "")
+        await soon(lambda: s.of(SampleFailed, "bad"))
+        count = len(s.of(SampleTaken, "good"))
+        await soon(lambda: len(s.of(SampleTaken, "good")) > count + 5)
+        assert len(s.of(SampleFailed)) == 1
+        assert "memory.current: it is empty" in s.of(SampleFailed)[0].reason
+        status = s.targets.status()["bad"]
+        assert status.errors > 1
+        assert status.degraded == s.of(SampleFailed)[0].reason
+        assert s.targets.oldest_sample_age_s(asyncio.get_running_loop().time()) is not None
+        s.told.clear()
+        bad.write("memory.current", "4096\n")
+        await soon(lambda: s.of(SampleTaken, "bad"))
+        assert s.targets.status()["bad"].degraded is None
+
+    play(tmp_path, scene)
+
+
+def test_a_kill_is_told_even_when_the_figures_cannot_be_read(tmp_path: Path) -> None:
+    """The counters are read first and on their own."""
+
+    async def scene(s: Scene) -> None:
+        cgroup = s.tree.cgroup("/job")
+        s.apply(job())
+        s.told.clear()
+        cgroup.write("memory.current", "?")
+        cgroup.events(oom_kill=1)
+        s.targets.sample_now("job")
+        assert s.kinds() == ["SampleFailed", "CountersMoved"]
+
+    play(tmp_path, scene)
+
+
+def test_unreadable_counters_leave_the_figures(tmp_path: Path) -> None:
+    """What was counted meanwhile is told when they can be read again."""
+
+    async def scene(s: Scene) -> None:
+        cgroup = s.tree.cgroup("/job")
+        cgroup.events(oom_kill=1)
+        s.apply(job())
+        s.told.clear()
+        cgroup.write("memory.events", "")
+        s.targets.sample_now("job")
+        assert s.kinds() == ["SampleTaken"]
+        assert "memory.events" in (s.targets.status()["job"].degraded or "")
+        cgroup.events(oom_kill=3)
+        s.targets.sample_now("job")
+        assert s.of(CountersMoved)[0].delta.oom_kill == 2
+
+    play(tmp_path, scene)
+
+
+def test_a_cgroup_without_the_controller_is_degraded_until_it_has_it(tmp_path: Path) -> None:
+    """The files come without any event, so the timer looks."""
+
+    async def scene(s: Scene) -> None:
+        cgroup = s.tree.cgroup("/job")
+        cgroup.unlink("memory.events")
+        s.apply(job(), slow_s=OFTEN_S)
+        assert s.kinds() == ["TargetAdded", "SampleFailed"]
+        assert "the memory controller is not enabled here" in s.of(SampleFailed)[0].reason
+        cgroup.events(oom_kill=4)
+        await soon(lambda: s.of(SampleTaken))
+        assert s.kinds()[2:4] == ["CgroupAppeared", "SampleTaken"]
+        assert s.of(CountersMoved) == []
+
+    play(tmp_path, scene)
+
+
+# Gone and back
+
+
+def test_removal_and_re_creation_are_told_at_once(tmp_path: Path) -> None:
+    """By inotify, without any timer; the new cgroup's counts are all news, for it was made on our watch."""
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/job").events(oom_kill=5)
+        s.apply(job())
+        s.told.clear()
+        s.tree.remove("/job")
+        await soon(lambda: s.of(CgroupVanished))
+        assert s.targets.status()["job"].present is False
+        assert s.targets.oldest_sample_age_s(0.0) is None
+        s.told.clear()
+        made = s.tree.cgroup("/.later")
+        made.events(oom_kill=1)
+        os.rename(made.path, s.tree.full("/job"))
+        await soon(lambda: s.of(CountersMoved))
+        assert s.kinds() == ["CgroupAppeared", "SampleTaken", "CountersMoved"]
+        assert s.of(CountersMoved)[0].delta.oom_kill == 1
+
+    play(tmp_path, scene)
+
+
+def test_a_cgroup_replaced_between_two_looks_is_a_new_one(tmp_path: Path) -> None:
+    """Equal counters do not hide it: the inode differs, and the directory held open keeps it from being reused."""
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/job").events(oom_kill=1)
+        s.apply(job())
+        s.told.clear()
+        s.tree.remove("/job")
+        s.tree.cgroup("/job").events(oom_kill=1)
+        await soon(lambda: s.of(CgroupAppeared))
+        assert s.kinds()[-4:] == ["CgroupVanished", "CgroupAppeared", "SampleTaken", "CountersMoved"]
+        assert s.of(CountersMoved)[-1].delta.oom_kill == 1
+
+    play(tmp_path, scene)
+
+
+def test_what_was_counted_just_before_the_removal_is_told_first(tmp_path: Path) -> None:
+    """The files are read a last time, if they still answer."""
+
+    async def scene(s: Scene) -> None:
+        cgroup = s.tree.cgroup("/job")
+        s.apply(job())
+        s.told.clear()
+        cgroup.events(oom_kill=1)
+        shutil.rmtree(cgroup.path)
+        await soon(lambda: s.of(CgroupVanished))
+        assert s.kinds() == ["SampleTaken", "CountersMoved", "CgroupVanished"]
+
+    play(tmp_path, scene)
+
+
+def test_enodev_means_gone_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead descriptor met before inotify told of the removal: vanished once, no failure, no spin."""
+    real = os.pread
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/job")
+        s.apply(job())
+        s.told.clear()
+        s.tree.remove("/job")
+
+        def pread(fd: int, size: int, offset: int) -> bytes:
+            if "(deleted)" in os.readlink(f"/proc/self/fd/{fd}"):
+                raise OSError(errno.ENODEV, "No such device")
+            return real(fd, size, offset)
+
+        monkeypatch.setattr(os, "pread", pread)
+        s.targets.sample_now("job")
+        assert s.kinds() == ["CgroupVanished"]
+        s.tree.cgroup("/job")
+        await soon(lambda: s.of(SampleTaken))
+        assert s.kinds() == ["CgroupVanished", "CgroupAppeared", "SampleTaken"]
+
+    play(tmp_path, scene)
+
+
+def test_an_ancestor_removed_and_made_again_is_followed_down(tmp_path: Path) -> None:
+    """The whole branch goes, and comes back step by step."""
+
+    async def scene(s: Scene) -> None:
+        for path in ("/a", "/a/b", "/a/b/job"):
+            s.tree.cgroup(path)
+        s.apply(job(path="/a/b/job"))
+        for _ in range(3):
+            s.told.clear()
+            s.tree.remove("/a")
+            await soon(lambda: s.of(CgroupVanished))
+            s.tree.cgroup("/a")
+            await asyncio.sleep(0)
+            s.tree.cgroup("/a/b")
+            s.tree.cgroup("/a/b/job")
+            await soon(lambda: bool(s.of(SampleTaken)) and bool(s.of(CgroupAppeared)))
+        assert len(s.of(CgroupVanished)) == 1
+
+    play(tmp_path, scene)
+
+
+def test_many_removals_leave_no_descriptor_and_no_watch(tmp_path: Path) -> None:
+    """Hundreds of rounds of `systemctl restart`, and the daemon is as small as before."""
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/a.slice", max_bytes=MIB)
+        s.apply(job(path="/a.slice/job.service"), TargetSpec("u", unit="job"), TargetSpec("g", glob="/*/job*"))
+        sizes: set[tuple[int, int]] = set()
+        for turn in range(300):
+            s.told.clear()
+            s.tree.cgroup("/a.slice/job.service")
+            await soon(lambda: len(s.of(CgroupAppeared)) == 3)
+            s.tree.remove("/a.slice/job.service")
+            await soon(lambda: len(s.of(CgroupVanished)) == 3 and s.of(TargetDropped))
+            if turn > 10:
+                sizes.add((len(os.listdir("/proc/self/fd")), len(s.targets._watch._watches)))
+        assert len(sizes) == 1
+        assert s.faults == []
+
+    play(tmp_path, scene)
+
+
+# Without inotify
+
+
+def test_without_inotify_everything_is_found_by_polling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said once; removals, re-creations, units and globs are found a little later."""
+
+    class Refusing:
+        def __init__(self, **_: object) -> None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(treewatch, "Inotify", Refusing)
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/job")
+        s.apply(job(), TargetSpec("u", unit="llm"), TargetSpec("g", glob="/pod*/c"), slow_s=OFTEN_S)
+        assert len(s.faults) == 1
+        assert "Too many open files" in s.faults[0]
+        s.tree.remove("/job")
+        await soon(lambda: s.of(CgroupVanished, "job"))
+        s.tree.cgroup("/job")
+        await soon(lambda: len(s.of(CgroupAppeared, "job")) == 2)
+        s.tree.cgroup("/own.slice")
+        s.tree.cgroup("/own.slice/llm.service")
+        s.tree.cgroup("/pod1")
+        s.tree.cgroup("/pod1/c")
+        await soon(lambda: s.of(CgroupAppeared, "u") and s.of(CgroupAppeared, "g:/pod1/c"))
+        s.tree.remove("/pod1")
+        await soon(lambda: s.of(TargetDropped, "g:/pod1/c"))
+        assert len(s.faults) == 1
+
+    play(tmp_path, scene)
+
+
+# Specs
+
+
+def test_a_target_that_does_not_exist_yet_is_waited_for(tmp_path: Path) -> None:
+    """Its path is known from the start."""
+
+    async def scene(s: Scene) -> None:
+        s.apply(job(path="/not/yet"), TargetSpec("u", unit="llm"))
+        assert [(event.target, event.path) for event in s.of(TargetAdded)] == [
+            ("job", "/not/yet"),
+            ("u", "/system.slice/llm.service"),
+        ]
+        assert s.kinds() == ["TargetAdded", "TargetAdded"]
+        s.tree.cgroup("/not")
+        s.tree.cgroup("/not/yet")
+        await soon(lambda: s.of(CgroupAppeared, "job"))
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    ("unit", "path"),
+    [
+        ("llm", "/system.slice/llm.service"),
+        ("llm.service", "/edge.slice/edge-ai.slice/llm.service"),
+        ("llm@main.service", "/system.slice/system-llm.slice/llm@main.service"),
+        ("box.scope", "/machine.slice/box.scope"),
+        ("edge-ai.slice", "/edge.slice/edge-ai.slice"),
+        ("a\\x2db.service", "/system.slice/a\\x2db.service"),
+        ("cgroup.service", "/system.slice/_cgroup.service"),
+        ("llm", "/user.slice/user-1000.slice/user@1000.service/app.slice/llm.service"),
+    ],
+)
+def test_a_unit_is_found_in_whatever_slice_it_runs(tmp_path: Path, unit: str, path: str) -> None:
+    """System services, instances in their own slice, scopes, slices, escaped names, a user's services."""
+
+    async def scene(s: Scene) -> None:
+        parts = path.split("/")[1:]
+        for depth in range(1, len(parts) + 1):
+            s.tree.cgroup("/" + "/".join(parts[:depth]))
+        s.tree.cgroup("/elsewhere")
+        s.tree.cgroup(f"/elsewhere/{parts[-1]}")
+        s.apply(TargetSpec("u", unit=unit))
+        assert s.of(TargetAdded)[0].path == path
+        assert s.of(CgroupAppeared, "u")
+
+    play(tmp_path, scene)
+
+
+def test_a_unit_that_moves_to_another_slice_is_followed(tmp_path: Path) -> None:
+    """Slice= was changed and the unit restarted: the target keeps its name and gets its new path."""
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/system.slice")
+        s.tree.cgroup("/edge.slice")
+        s.tree.cgroup("/system.slice/llm.service").events(oom_kill=1)
+        s.apply(TargetSpec("u", unit="llm"))
+        s.tree.remove("/system.slice/llm.service")
+        await soon(lambda: s.of(CgroupVanished))
+        s.told.clear()
+        s.tree.cgroup("/edge.slice/llm.service")
+        await soon(lambda: s.of(SampleTaken))
+        assert s.kinds() == ["TargetAdded", "CgroupAppeared", "SampleTaken"]
+        assert s.of(TargetAdded)[0] == TargetAdded("u", "/edge.slice/llm.service", Policy())
+
+    play(tmp_path, scene)
+
+
+def test_a_template_stands_for_all_of_its_instances(tmp_path: Path) -> None:
+    """Each is a target of its own, as with a glob."""
+
+    async def scene(s: Scene) -> None:
+        for path in ("/system.slice", "/system.slice/system-llm.slice", "/system.slice/system-llm.slice/llm@a.service"):
+            s.tree.cgroup(path)
+        s.apply(TargetSpec("u", unit="llm@.service"))
+        s.tree.cgroup("/system.slice/system-llm.slice/llm@b.service")
+        await soon(lambda: len(s.of(CgroupAppeared)) == 2)
+        assert s.targets.names() == [
+            "u:/system.slice/system-llm.slice/llm@a.service",
+            "u:/system.slice/system-llm.slice/llm@b.service",
+        ]
+
+    play(tmp_path, scene)
+
+
+def test_a_glob_gives_one_target_for_each_match_while_it_is_there(tmp_path: Path) -> None:
+    """Only whole components match, hidden names do not; a match made on our watch counts from zero."""
+
+    async def scene(s: Scene) -> None:
+        for path in ("/k", "/k/pod1", "/k/pod1/c", "/k/pod2", "/k/other", "/k/other/c", "/k/pod1/c/deep"):
+            s.tree.cgroup(path)
+        s.apply(TargetSpec("g", glob="/k/pod?/*"))
+        assert s.targets.names() == ["g:/k/pod1/c"]
+        s.told.clear()
+        made = s.tree.cgroup("/k/later")
+        made.events(oom_kill=2)
+        os.rename(made.path, s.tree.full("/k/pod2/x"))
+        await soon(lambda: s.of(CountersMoved))
+        assert s.kinds() == ["TargetAdded", "CgroupAppeared", "SampleTaken", "CountersMoved"]
+        assert s.of(TargetAdded)[0].target == "g:/k/pod2/x"
+        s.tree.remove("/k/pod1")
+        await soon(lambda: s.of(TargetDropped))
+        assert s.of(TargetDropped) == [TargetDropped("g:/k/pod1/c")]
+        assert s.targets.names() == ["g:/k/pod2/x"]
+
+    play(tmp_path, scene)
+
+
+def test_names_that_are_not_utf_8_are_guarded_and_told_in_plain_text(tmp_path: Path) -> None:
+    """Whatever a container runtime writes."""
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/pod\udcff\n")
+        s.apply(TargetSpec("g", glob="/pod*"))
+        assert s.of(CgroupAppeared)
+        for event in s.told:
+            about(event).encode()
+        assert s.usage(s.targets.names()[0]).path.isprintable()
+
+    play(tmp_path, scene)
+
+
+def test_more_matches_than_targets_may_be_are_said_once(tmp_path: Path) -> None:
+    """The others are guarded."""
+
+    async def scene(s: Scene) -> None:
+        for number in range(12):
+            s.tree.cgroup(f"/pod{number:02}")
+        s.apply(TargetSpec("g", glob="/pod*"))
+        assert len(s.targets.names()) == 8
+        assert len(s.faults) == 4
+        assert "max_targets = 8 is reached" in s.faults[0]
+
+    play(tmp_path, scene)
+
+
+def test_a_path_that_is_none_costs_its_own_target_only(tmp_path: Path) -> None:
+    """It is said, and the rest is guarded."""
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/job")
+        s.apply(job("out", "/../x"), job())
+        assert s.targets.names() == ["job"]
+        assert len(s.faults) == 1
+
+    play(tmp_path, scene)
+
+
+# Reload
+
+
+def test_a_reload_touches_only_what_changed(tmp_path: Path) -> None:
+    """Unchanged targets go on without a gap, a new policy is told, a new path is another target."""
+
+    async def scene(s: Scene) -> None:
+        for name in ("keep", "policy", "gone", "moved", "moved2", "new"):
+            s.tree.cgroup(f"/{name}")
+        before = [job(name, f"/{name}") for name in ("keep", "policy", "gone", "moved")]
+        s.apply(*before)
+        s.told.clear()
+        strict = Policy(high=Mark(ratio=0.5))
+        s.apply(before[0], job("policy", "/policy", strict), job("moved", "/moved2"), job("new", "/new"))
+        assert s.of(TargetDropped) == [TargetDropped("gone"), TargetDropped("moved")]
+        assert s.of(TargetAdded) == [
+            TargetAdded("policy", "/policy", strict),
+            TargetAdded("moved", "/moved2", Policy()),
+            TargetAdded("new", "/new", Policy()),
+        ]
+        assert {event.target for event in s.of(CgroupAppeared)} == {"moved", "new"}
+        s.apply(before[0], job("policy", "/policy", strict), job("moved", "/moved2"), job("new", "/new"))
+        assert len(s.of(TargetAdded)) == 3
+
+    play(tmp_path, scene)
+
+
+def test_a_reload_changes_the_slow_interval(tmp_path: Path) -> None:
+    """Of those that sample slowly; near the marks the engine has chosen."""
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/job")
+        s.tree.cgroup("/near")
+        s.apply(job(), job("near", "/near"))
+        s.targets.set_interval("near", 50.0)
+        s.apply(job(), job("near", "/near"), slow_s=20.0)
+        status = s.targets.status()
+        assert (status["job"].interval_s, status["near"].interval_s) == (20.0, 50.0)
+
+    play(tmp_path, scene)
+
+
+def test_a_withdrawn_glob_takes_its_targets_along(tmp_path: Path) -> None:
+    """And finds nothing any more."""
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/pod1")
+        s.apply(TargetSpec("g", glob="/pod*"))
+        s.apply()
+        s.tree.cgroup("/pod2")
+        await asyncio.sleep(0)
+        assert s.targets.names() == []
+        assert s.of(TargetDropped) == [TargetDropped("g:/pod1")]
+
+    play(tmp_path, scene)
+
+
+# Subscribers
+
+
+def test_self_is_the_configured_target_of_that_cgroup_or_the_nearest_around_it(tmp_path: Path) -> None:
+    """An exact one first; else the innermost that contains it."""
+
+    async def scene(s: Scene) -> None:
+        for path in ("/a", "/a/b", "/a/b/c", "/a/b/c/d", "/ab"):
+            s.tree.cgroup(path)
+        s.apply(job("outer", "/a"), job("inner", "/a/b"))
+        assert s.targets.guard_peer("/a/b", Policy()) == "inner"
+        assert s.targets.guard_peer("/a/b/c/d", Policy()) == "inner"
+        assert s.targets.guard_peer("/a/", Policy()) == "outer"
+        assert s.targets.guard_peer("/ab", Policy()) == "/ab"
+        assert s.targets.contains("outer", "/a/b/c")
+        assert s.targets.contains("outer", "/a")
+        assert not s.targets.contains("outer", "/ab")
+        assert not s.targets.contains("nobody", "/a")
+        assert not s.targets.contains("outer", "/a/../x")
+
+    play(tmp_path, scene)
+
+
+def test_a_dynamic_target_lasts_as_long_as_its_subscribers(tmp_path: Path) -> None:
+    """Two subscribers of one cgroup share it; the last one to leave ends it. Configured targets stay."""
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/x").events(oom_kill=1)
+        s.tree.cgroup("/job")
+        s.apply(job())
+        s.told.clear()
+        policy = Policy(dwell_s=1.0)
+        assert s.targets.guard_peer("/x", policy) == "/x"
+        assert s.told[0] == TargetAdded("/x", "/x", policy)
+        assert s.kinds() == ["TargetAdded", "CgroupAppeared", "SampleTaken"]
+        assert s.targets.guard_peer("/x", policy) == "/x"
+        assert s.targets.join_peer("/x") == "/x"
+        assert s.targets.join_peer("job") == "job"
+        s.targets.release_peer("/x")
+        s.targets.release_peer("/x")
+        assert s.of(TargetDropped) == []
+        s.targets.release_peer("/x")
+        assert s.of(TargetDropped) == [TargetDropped("/x")]
+        for _ in range(2):
+            s.targets.release_peer("/x")
+            s.targets.release_peer("job")
+        assert s.targets.names() == ["job"]
+
+    play(tmp_path, scene)
+
+
+def test_a_dynamic_target_survives_the_removal_of_its_cgroup(tmp_path: Path) -> None:
+    """As long as somebody subscribes, its path is followed."""
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/x")
+        s.targets.guard_peer("/x", Policy())
+        s.tree.remove("/x")
+        await soon(lambda: s.of(CgroupVanished))
+        s.tree.cgroup("/x")
+        await soon(lambda: len(s.of(CgroupAppeared)) == 2)
+
+    play(tmp_path, scene)
+
+
+def _bare(cgroup: FakeCgroup) -> None:
+    cgroup.unlink("memory.events")
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/", "cannot guard the root cgroup: .*in a cgroup of its own"),
+        ("/none", "cannot guard /none: no such cgroup"),
+        ("/bare", "cannot guard /bare: the memory controller is not enabled there"),
+        ("/../out", "run the daemon in the host's cgroup namespace"),
+    ],
+)
+def test_a_cgroup_that_cannot_be_guarded_is_refused_in_one_sentence(tmp_path: Path, path: str, says: str) -> None:
+    """The subscriber gets it as its error line."""
+
+    async def scene(s: Scene) -> None:
+        _bare(s.tree.cgroup("/bare"))
+        with pytest.raises(TargetError, match=says):
+            s.targets.guard_peer(path, Policy())
+        assert s.told == []
+
+    play(tmp_path, scene)
+
+
+def test_the_namespace_root_of_a_container_can_be_guarded(tmp_path: Path) -> None:
+    """It looks like the root but has files of its own, because it is not the machine's root."""
+
+    async def scene(s: Scene) -> None:
+        inside = s.tree.cgroup("/tmp")
+        for name in os.listdir(inside.path):
+            os.rename(f"{inside.path}/{name}", f"{s.tree.path}/{name}")
+        assert s.targets.guard_peer("/", Policy()) == "/"
+        assert s.kinds() == ["TargetAdded", "CgroupAppeared", "SampleTaken"]
+        s.targets.sample_now("/")
+        assert s.usage("/").path == "/"
+
+    play(tmp_path, scene)
+
+
+def test_no_more_targets_than_allowed(tmp_path: Path) -> None:
+    """A flood of cgroups cannot exhaust the daemon."""
+
+    async def scene(s: Scene) -> None:
+        for number in range(9):
+            s.tree.cgroup(f"/x{number}")
+        for number in range(8):
+            s.targets.guard_peer(f"/x{number}", Policy())
+        with pytest.raises(TargetError, match="8 targets are guarded; raise max_targets"):
+            s.targets.guard_peer("/x8", Policy())
+        with pytest.raises(TargetError, match="cannot serve /x8: no such target"):
+            s.targets.join_peer("/x8")
+
+    play(tmp_path, scene)
+
+
+def test_a_target_may_end_while_its_sample_is_told(tmp_path: Path) -> None:
+    """An effect of the sample disconnects the last subscriber: nothing more is told, nothing breaks."""
+
+    async def run() -> None:
+        tree = FakeTree(tmp_path)
+        cgroup = tree.cgroup("/x")
+        told: list[str] = []
+
+        def emit(event: Event) -> None:
+            told.append(type(event).__name__)
+            if isinstance(event, SampleTaken) and len(told) > 4:
+                targets.release_peer("/x")
+
+        targets = Targets(find_root(str(tmp_path)), asyncio.get_running_loop(), emit)
+        try:
+            targets.guard_peer("/x", Policy())
+            targets.sample_now("/x")
+            cgroup.events(oom_kill=1)
+            targets.sample_now("/x")
+            assert targets.names() == []
+            assert told[4:] == ["SampleTaken", "TargetDropped"]
+        finally:
+            targets.close()
+
+    asyncio.run(run())
+
+
+def test_nothing_is_told_after_close(tmp_path: Path) -> None:
+    """And closing twice is fine."""
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/job")
+        s.apply(job(), TargetSpec("g", glob="/p*"), slow_s=OFTEN_S)
+        s.targets.close()
+        s.told.clear()
+        s.tree.cgroup("/p1")
+        s.tree.remove("/job")
+        for _ in range(20):
+            await asyncio.sleep(OFTEN_S / 5)
+        assert s.told == []
+
+    play(tmp_path, scene)
