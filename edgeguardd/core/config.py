@@ -1,7 +1,8 @@
 """The configuration as values, with the defaults that need no tuning.
 
 Must not: read files or TOML (configparse does the tree). Upstream: model. Downstream: everybody.
-Each default says why it is what it is; docs/reference/config.md is generated from configparse's tables.
+Each default says why it is what it is; what a key means and accepts is in configtable, which makes
+docs/reference/config.md. Figures without a source are judgements, to be replaced by measurements.
 """
 
 from msgspec import Struct
@@ -21,8 +22,13 @@ class Step(Struct, frozen=True):
 
     action: Action
     max_batch_ratio: float | None = None
+    # An unthrottled trim takes 0.07 s, one throttled above memory.high 14 s (measured on 6.1): a server that needs
+    # longer than this is already being throttled, and asking for more is right.
     deadline_s: float = 5.0
 
+
+# A server that unloads lets its running requests end first, and gives gigabytes back page by page.
+UNLOAD_DEADLINE_S = 30.0
 
 # Trimming frees the most at the least cost to users, so it comes first and stays; refusing comes last, unloading
 # only when the kernel has begun to kill.
@@ -40,7 +46,7 @@ class Ladder(Struct, frozen=True):
         _TRIM,
         Step(Action.REDUCE_BATCH, max_batch_ratio=0.25),
         _REJECT,
-        Step(Action.UNLOAD_MODEL, deadline_s=30.0),
+        Step(Action.UNLOAD_MODEL, deadline_s=UNLOAD_DEADLINE_S),
     )
 
     def rung(self, level: Level) -> tuple[Step, ...]:
@@ -51,12 +57,16 @@ class Ladder(Struct, frozen=True):
 class Policy(Struct, frozen=True):
     """How one target is judged and what is asked of its subscribers."""
 
+    # Early enough that a trim still runs unthrottled, and with room for one command to work before the next mark.
     elevated: Mark = Mark(ratio=0.60)
     high: Mark = Mark(ratio=0.80)
     critical: Mark = Mark(ratio=0.92)
+    # A quarter of the step from elevated to high: wider than the noise of a busy server, narrower than a level.
     hysteresis_ratio: float = 0.05
+    # Longer than the pause between two requests of one conversation, so that capacity does not come and go with them.
     dwell_s: float = 5.0
     restore_dwell_s: float = 5.0
+    # A trim that helped has shown in the samples by then.
     repeat_s: float = 2.0
     static_bytes: int | None = None
     ladder: Ladder = Ladder()
@@ -78,9 +88,13 @@ class SocketConfig(Struct, frozen=True):
     path: str = "/run/edgeguardd/edgeguardd.sock"
     mode: int = 0o660
     group: str | None = None
+    # Root may do worse than answer for somebody else's cgroup.
     allow_uids: frozenset[int] = frozenset({0})
+    # Beyond the design's budget of 1,000; each costs a descriptor and, at worst, its bounded outbox.
     max_subscribers: int = 1024
+    # Three silent heartbeats end a hung server: its commands are lost after half a minute, not after a TCP-like hour.
     heartbeat_s: float = 10.0
+    # As long as a command's deadline: who does not read for that long could not have obeyed either.
     stall_s: float = 5.0
 
 
@@ -90,6 +104,7 @@ class HttpConfig(Struct, frozen=True):
     enabled: bool = True
     address: str = "127.0.0.1"
     port: int = 9464
+    # A scraper, a page or two and a few probes; more is a mistake or an attack.
     max_connections: int = 32
     timeout_s: float = 5.0
 
@@ -97,7 +112,9 @@ class HttpConfig(Struct, frozen=True):
 class SamplingConfig(Struct, frozen=True):
     """How often targets are read: `slow_s` far from the marks, down to `fast_s` near them."""
 
+    # The kernel's own wake-ups come between these, at most every 10 ms; sampling finds what moves no counter.
     fast_s: float = 0.1
+    # The budget: at most one wake-up a second with a target far from its marks.
     slow_s: float = 1.0
 
 
@@ -118,5 +135,6 @@ class Config(Struct, frozen=True):
     defaults: Policy = Policy()
     targets: tuple[TargetSpec, ...] = ()
     self_targets: bool = True
+    # Twice the design's 100 and some; each costs a few descriptors.
     max_targets: int = 256
     cgroup_root: str | None = None

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from edgeguardd.core.config import (
+    UNLOAD_DEADLINE_S,
     Config,
     HttpConfig,
     Ladder,
@@ -203,7 +204,10 @@ POLICY_ROWS = (
         "How long the level has to stay down before the next rung of restrictions is lifted.",
     ),
     Row(
-        "repeat", "repeat_s", duration(HOUR_S), "How long after a rung was asked before it may be asked again within one level."
+        "repeat",
+        "repeat_s",
+        duration(HOUR_S),
+        "How long after a rung was asked before it may be asked again within one level.",
     ),
     Row(
         "static",
@@ -241,8 +245,7 @@ STEP = Section(
     ),
 )
 
-# A server that unloads lets its running requests end first, and gives gigabytes back page by page.
-DEADLINES_S = {Action.UNLOAD_MODEL: 30.0}
+DEADLINES_S = {Action.UNLOAD_MODEL: UNLOAD_DEADLINE_S}
 
 
 def plain_step(action: Action) -> Step:
