@@ -25,7 +25,7 @@ kernel: setup ## only the kernel tests, each by name; on this host's cgroup v2 o
 	$(PY) -m pytest -v tests/kernel
 
 docs: setup ## write the generated pages of docs/reference again
-	$(PY) -m edgeguardd.cli.reference docs/reference
+	$(PY) -m edgeguardd.cli.reference docs/reference --example packaging/config/edgeguardd.toml
 
 system: ## tests with systemd, in QEMU
 	@echo "cannot run system tests: not built yet" >&2; exit 2

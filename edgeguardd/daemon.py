@@ -142,6 +142,7 @@ class Daemon:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        self.notifier.close()
         log.info("stopped", uptime_s=round(self._loop.time() - self._started_at, 1))
 
     def _stop_requested(self, number: int) -> None:
