@@ -303,11 +303,11 @@ class Daemon:
             self.notifier.status(line)
 
     def _feed_watchdog(self) -> None:
-        """Feed only while samples are fresh: a daemon that sees nothing should be restarted."""
+        """Feed only while targets are being looked at: a daemon that looks no more should be restarted."""
         interval_s = self.notifier.watchdog_interval_s
         if interval_s is None:
             return
-        if self.pages.stale_s() is None:
+        if self.pages.blind_s() is None:
             self.notifier.watchdog()
         self._loop.call_later(interval_s / 2, self._feed_watchdog)
 

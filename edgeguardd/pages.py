@@ -69,7 +69,13 @@ class Pages:
 
     def stale_s(self) -> float | None:
         """The age of the oldest sample of a present target when it is too old to be trusted, else None."""
-        age_s = self._targets.oldest_sample_age_s(time.monotonic())
+        return self._too_old(self._targets.oldest_sample_age_s(time.monotonic()))
+
+    def blind_s(self) -> float | None:
+        """How long ago the daemon last looked at some target when that is too long, else None."""
+        return self._too_old(self._targets.oldest_look_age_s(time.monotonic()))
+
+    def _too_old(self, age_s: float | None) -> float | None:
         return age_s if age_s is not None and age_s > STALE_INTERVALS * self.sampling.slow_s else None
 
     def status(self) -> dict[str, Any]:

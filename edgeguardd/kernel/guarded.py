@@ -43,6 +43,7 @@ class Guarded:
         self.links: list[Link] = []
         self.was_absent = False
         self.timer: asyncio.TimerHandle | None = None
+        self.attached_at = 0.0
         self.looked_at = 0.0
         self.sampled_at: float | None = None
         self.failure: str | None = None

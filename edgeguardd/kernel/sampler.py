@@ -81,7 +81,6 @@ class Sampler:
         """Sample at this interval from now on; a shorter one counts from the last timed sample."""
         if interval_s != target.interval_s:
             target.interval_s = interval_s
-            self._cancel_timer(target)
             self._set_timer(target)
 
     def close(self) -> None:
@@ -113,6 +112,8 @@ class Sampler:
             self._attach(target, place)
 
     def _set_timer(self, target: Guarded) -> None:
+        """One timer a target, whoever sets it: what is told while it starts or ticks may change the interval."""
+        self._cancel_timer(target)
         if target.place is None:
             return
         interval_s = target.interval_s if target.attached else max(target.interval_s, self.slow_s)
@@ -141,6 +142,7 @@ class Sampler:
             self._fail(target, str(error))
             return
         target.was_absent = False
+        target.attached_at = self._clock()
         self._emit(CgroupAppeared(target.name))
         self._sample(target, {})
 

@@ -256,13 +256,23 @@ class Targets:
         return {name: status_of(target, shown(target.path), at) for name, target in self._targets.items()}
 
     def oldest_sample_age_s(self, now: float) -> float | None:
-        """The age of the oldest last sample of all targets that can be read; None: there is no such target."""
+        """The age of the oldest last sample of the targets that exist; None: there is none. For health.
+
+        A target whose files fail has an old sample; one that never gave a sample counts from when its files were opened.
+        """
         ages = [
-            now - target.sampled_at
+            now - (target.attached_at if target.sampled_at is None else target.sampled_at)
             for target in self._targets.values()
-            if target.attached and target.failure is None and target.sampled_at is not None
+            if target.attached
         ]
         return max(ages, default=None)
+
+    def oldest_look_age_s(self, now: float) -> float | None:
+        """How long ago the target that waits longest was last tried, whatever came of it. For the watchdog.
+
+        A restart cures a daemon that does not look any more, not a kernel file that cannot be read.
+        """
+        return max((now - target.looked_at for target in self._targets.values() if target.attached), default=None)
 
     def close(self) -> None:
         """Stop, tell nothing, leave no descriptor. Twice is fine."""
