@@ -12,7 +12,8 @@ from typing import Protocol
 from edgeguardd.kernel.cgroupfs import CgroupRoot, normal_path
 from edgeguardd.kernel.tree import Follower, Place, Tree
 
-_SUFFIXES = (".service", ".scope", ".slice")
+# The types of unit that have a cgroup (systemd.resource-control(5)).
+_SUFFIXES = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
 
 
 class Pattern(Protocol):

@@ -258,7 +258,7 @@ class Targets:
     def oldest_sample_age_s(self, now: float) -> float | None:
         """The age of the oldest last sample of the targets that exist; None: there is none. For health.
 
-        A target whose files fail has an old sample; one that never gave a sample counts from when its files were opened.
+        A target whose files fail has an old sample; one that never gave any counts from when its files were opened.
         """
         ages = [
             now - (target.attached_at if target.sampled_at is None else target.sampled_at)

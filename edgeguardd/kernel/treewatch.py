@@ -64,6 +64,9 @@ class TreeWatch:
         self._stop()
 
     def _start(self) -> Inotify:
+        # The library takes two descriptors and loses the first when there is no second (asyncinotify 4.4): ask before.
+        for spare in os.pipe():
+            os.close(spare)
         # sync_timeout=0: iterating gives what is there and returns, so that the loop stays in charge.
         inotify = Inotify(cache_size=64, sync_timeout=0)
         self._loop.add_reader(inotify.fd, self._dispatch)

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import resource
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -161,6 +162,32 @@ def test_the_interval_is_the_engines_to_choose(tmp_path: Path) -> None:
         assert len(s.told) == count
 
     play(tmp_path, scene)
+
+
+def test_an_interval_chosen_while_the_first_sample_is_told_makes_no_second_timer(tmp_path: Path) -> None:
+    """The engine answers a sample with the interval that it wants; a slower one later silences the target again."""
+
+    async def run() -> None:
+        tree = FakeTree(tmp_path)
+        tree.cgroup("/job")
+        told: list[Event] = []
+
+        def emit(event: Event) -> None:
+            told.append(event)
+            if isinstance(event, SampleTaken):
+                targets.set_interval("job", OFTEN_S if len(told) < 9 else NEVER_S)
+
+        targets = Targets(find_root(str(tmp_path)), asyncio.get_running_loop(), emit)
+        try:
+            targets.apply([job()], SamplingConfig(slow_s=NEVER_S))
+            await soon(lambda: len(told) >= 9)
+            for _ in range(20):
+                await asyncio.sleep(OFTEN_S / 5)
+            assert len(told) == 9
+        finally:
+            targets.close()
+
+    asyncio.run(run())
 
 
 def test_a_wake_up_samples_every_target_that_stands_on_the_cgroup(tmp_path: Path) -> None:
@@ -330,6 +357,32 @@ def test_a_cgroup_without_the_controller_is_degraded_until_it_has_it(tmp_path: P
         await soon(lambda: s.of(SampleTaken))
         assert s.kinds()[2:4] == ["CgroupAppeared", "SampleTaken"]
         assert s.of(CountersMoved) == []
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("room", [0, 1, 3, 6])
+def test_running_out_of_descriptors_is_said_and_got_over(tmp_path: Path, room: int) -> None:
+    """Wherever in the opening it happens: a sentence with the remedy, none lost, guarded when there is room."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/a", max_bytes=MIB)
+        s.tree.cgroup("/a/job")
+        taken = [os.open("/dev/null", os.O_RDONLY) for _ in range(64)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken) + 1, hard))
+        try:
+            for fd in taken[:room]:
+                os.close(fd)
+            s.apply(job(path="/a/job"), slow_s=OFTEN_S)
+            said = [event.reason for event in s.of(SampleFailed)] + s.faults
+            assert any("Too many open files" in sentence for sentence in said)
+            assert all("raise LimitNOFILE=" in sentence or "inotify" in sentence for sentence in said)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for fd in taken[room:]:
+                os.close(fd)
+        await soon(lambda: s.of(SampleTaken) and len(s.of(SampleTaken)[-1].sample.usages) == 2)
 
     play(tmp_path, scene)
 
