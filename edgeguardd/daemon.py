@@ -9,6 +9,7 @@ Upstream: every shell. Downstream: nobody but the command line.
 import asyncio
 import gc
 import os
+import resource
 import signal
 import uuid
 from collections import deque
@@ -107,6 +108,7 @@ class Daemon:
     async def start(self) -> None:
         """Bind the sockets, watch every target that exists, then say READY."""
         self._loop.set_exception_handler(self._survive)
+        _allow_descriptors()
         self._loop.add_signal_handler(signal.SIGHUP, self.reload)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop_requested, number)
@@ -315,6 +317,12 @@ class Daemon:
         """A defect in a callback: said with its traceback, counted, and survived. A dead guard guards nobody."""
         self.metrics.defects.inc()
         log.error("defect", what=context.get("message"), exc_info=context.get("exception"))
+
+
+def _allow_descriptors() -> None:
+    """Raise the soft limit to the hard one: a target takes about 8 descriptors, and the usual soft limit is 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _partly_blind(sentence: str) -> None:

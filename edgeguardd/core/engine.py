@@ -148,10 +148,12 @@ class Engine:
 
     def _counted(self, event: CountersMoved, now: float, out: list[Effect]) -> None:
         target = self.targets.get(event.target)
-        if target is None or target.sample is None:
+        if target is None:
             return
         was = target.gauge.level
-        ignored = policies.count(target.gauge, target.policy, target.static_bytes, target.sample, event)
+        # A kill counts also where the figures could not be read.
+        sample = target.sample or Sample(target.name, ())
+        ignored = policies.count(target.gauge, target.policy, target.static_bytes, sample, event)
         if ignored is not None:
             if not target.recycling_noted:
                 target.recycling_noted = True

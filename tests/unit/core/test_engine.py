@@ -186,6 +186,16 @@ def test_a_kill_is_an_emergency_even_when_memory_is_free_again() -> None:
     assert script.level() is Level.EMERGENCY
 
 
+def test_a_kill_counts_even_when_the_figures_cannot_be_read() -> None:
+    """No sample was ever possible: the kill is an emergency all the same, a move of high is not."""
+    script = Script()
+    script.do(SampleFailed("llm", "cannot read memory.stat: EIO"))
+    script.move(high=1)
+    assert script.level() is Level.NORMAL
+    script.move(oom_kill=1)
+    assert script.level() is Level.EMERGENCY
+
+
 def test_a_siblings_kill_in_the_ancestor_is_not_this_targets() -> None:
     """The ancestor's oom_kill may be anybody's below it: it raises nothing here."""
     script = Script()
