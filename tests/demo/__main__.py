@@ -22,8 +22,18 @@ REACTIONS = {
     "naive": "the server waits on memory.events; any wake-up, it drops a quarter of its cache",
     "guarded": "edgeguardd, on its defaults, asks the server for what is needed",
 }
-ROWS = ("requests", "served", "rejected in time", "timed out", "lost with the server", "kills by the kernel",
-        "longest stall", "median answer", "KV cache freed", "tokens computed again")
+ROWS = (
+    "requests",
+    "served",
+    "rejected in time",
+    "timed out",
+    "lost with the server",
+    "kills by the kernel",
+    "longest stall",
+    "median answer",
+    "KV cache freed",
+    "tokens computed again",
+)
 GUEST_MEMORY_BYTES = 640 * runner.MIB
 LIMIT_S = 400.0
 
@@ -32,7 +42,7 @@ def main() -> int:
     """Choose the kernel, then run."""
     parser = argparse.ArgumentParser(prog="python -m tests.demo", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=32.0)
+    parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--only", choices=REACTIONS)
     parser.add_argument("--here", action="store_true", help="on this kernel, whatever it is")
     options = parser.parse_args()
@@ -62,9 +72,11 @@ async def all_runs(options: argparse.Namespace) -> int:
     requests = workload.schedule(options.seed, options.seconds)
     stage = prepare()
     try:
-        say(f"{len(requests)} requests in {options.seconds:.0f} s, seed {options.seed}; memory.high "
+        say(
+            f"{len(requests)} requests in {options.seconds:.0f} s, seed {options.seed}; memory.high "
             f"{LIMITS.high_bytes // timeline.MIB} MiB, memory.max {LIMITS.max_bytes // timeline.MIB} MiB, no swap; "
-            f"a request not answered within 2 s has timed out")
+            f"a request not answered within 2 s has timed out"
+        )
         say("bar: # needed, : page cache that can be dropped, | memory.high, right end memory.max")
         results = []
         for reaction in [options.only] if options.only else REACTIONS:
@@ -92,8 +104,23 @@ def figures(result: Result) -> list[str]:
     times_s = sorted(tally.times_s)
     median = f"{times_s[len(times_s) // 2] * 1000:.0f} ms" if times_s else "-"
     numbers = [tally.sent, tally.served, tally.rejected, tally.timed_out, tally.lost, result.kills]
-    return [*map(str, numbers), f"{tally.longest_stall_s:.1f} s", median,
-            f"{result.freed_bytes / timeline.MIB:.0f} MiB", str(tally.recomputed_tokens)]
+    return [
+        *map(str, numbers),
+        f"{tally.longest_stall_s:.1f} s",
+        median,
+        f"{result.freed_bytes / timeline.MIB:.0f} MiB",
+        str(tally.recomputed_tokens),
+    ]
+
+
+def wrong_answers(results: list[Result]) -> int:
+    """Answers that differ between runs: a trimmed and recomputed cache must hold what the untouched one held."""
+    first: dict[workload.Request, int] = {}
+    return sum(
+        first.setdefault(request, checksum) != checksum
+        for result in results
+        for request, checksum in result.tally.checksums.items()
+    )
 
 
 def verdict(results: dict[str, Result]) -> int:
@@ -103,8 +130,14 @@ def verdict(results: dict[str, Result]) -> int:
     guarded = results["guarded"]
     others = max(results[name].tally.served for name in ("bare", "naive"))
     kept = guarded.kills == 0 and guarded.tally.timed_out == 0 and guarded.tally.served > others
-    say(f"\nguarded: {guarded.kills} kills, {guarded.tally.timed_out} time-outs, served {guarded.tally.served} against "
-        f"{others} of the better of the others: {'promise kept' if kept else 'PROMISE NOT KEPT'}")
+    wrong = wrong_answers(list(results.values()))
+    if wrong:
+        say(f"{wrong} answers differ between the runs: DEFECT")
+        return 1
+    say(
+        f"\nguarded: {guarded.kills} kills, {guarded.tally.timed_out} time-outs, served {guarded.tally.served} against "
+        f"{others} of the better of the others: {'promise kept' if kept else 'PROMISE NOT KEPT'}"
+    )
     return 0 if kept else 1
 
 

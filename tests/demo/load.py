@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import json
 import time
+from typing import Any
 
 from tests.demo.workload import Request
 
@@ -82,7 +83,7 @@ async def send(request: Request, socket_path: str, tally: Tally) -> None:
         tally.end(time.monotonic(), answered)
 
 
-async def exchange(request: Request, socket_path: str) -> dict[str, int | str]:
+async def exchange(request: Request, socket_path: str) -> dict[str, Any]:
     """One line there, one line back."""
     reader, writer = await asyncio.open_unix_connection(socket_path)
     try:
@@ -90,7 +91,7 @@ async def exchange(request: Request, socket_path: str) -> dict[str, int | str]:
         line = await reader.readline()
         if not line:
             raise EOFError("the server hung up")
-        answer: dict[str, int | str] = json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
         return answer
     finally:
         writer.close()

@@ -11,10 +11,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
-from tests.demo.kvcache import KvCache
+from edgeguardd.client import AsyncSubscriber, Command, Released
+from tests.demo.kvcache import BYTES_PER_TOKEN, KvCache
+from tests.demo.model import WEIGHTS_BYTES
 
-# The daemon's socket; the run sets it.
-SOCKET_VARIABLE = "EDGEGUARDD_SOCKET"
+REPORT_EVERY_S = 0.5
 
 
 class Trimmable(Protocol):
@@ -65,7 +66,44 @@ async def naive(server: Trimmable, say: Say) -> AsyncIterator[None]:
 @contextlib.asynccontextmanager
 async def guarded(server: Trimmable, say: Say) -> AsyncIterator[None]:
     """Subscribe to edgeguardd and do what it asks for."""
-    yield
+    subscriber = AsyncSubscriber("demo-server")
+
+    @subscriber.on("trim_kv_cache")
+    def trim(command: Command) -> Released:
+        asked = command.parameters.release_bytes
+        return Released(server.cache.trim(server.cache.size if asked is None else asked))
+
+    @subscriber.on("reduce_batch")
+    def reduce_batch(command: Command) -> None:
+        server.set_batch(command.parameters.max_batch_ratio or 0.0)
+
+    @subscriber.on("reject_requests")
+    def reject(_: Command) -> None:
+        server.set_accepting(False)
+
+    @subscriber.on("restore")
+    def restore(command: Command) -> None:
+        server.set_batch(1.0 if command.parameters.max_batch_ratio is None else command.parameters.max_batch_ratio)
+        server.set_accepting(command.parameters.accept_requests is not False)
+
+    async def report() -> None:
+        at_rest = anonymous_bytes() + WEIGHTS_BYTES
+        while True:
+            subscriber.report(static_bytes=at_rest, kv_bytes=server.cache.size, bytes_per_token=BYTES_PER_TOKEN)
+            await asyncio.sleep(REPORT_EVERY_S)
+
+    async with subscriber:
+        reporting = asyncio.create_task(report())
+        try:
+            yield
+        finally:
+            reporting.cancel()
+
+
+def anonymous_bytes() -> int:
+    """This process's anonymous memory."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon:"))
 
 
 def own_cgroup() -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.demo import reactions
 from tests.demo.kvcache import Conversation, KvCache
-from tests.demo.model import WINDOW_BLOCKS, Model
+from tests.demo.model import Model
 
 # Sized for a machine of its own, as such settings are; nobody told it of the cgroup.
 CACHE_LIMIT_BYTES = 512 * 1024 * 1024
@@ -74,10 +74,10 @@ class InferenceServer:
         while conversation.tokens < prompt_end:
             conversation.append(self._model.compute(number, conversation.tokens))
             await asyncio.sleep(0)
-        checksum = self._model.attend(conversation)
+        checksum = self._model.attend_all(conversation, prompt_end)
         while conversation.tokens < prompt_end + request["answer_tokens"]:
             conversation.append(self._model.compute(number, conversation.tokens))
-            self._model.attend(conversation, WINDOW_BLOCKS)
+            self._model.attend_window(conversation)
             await asyncio.sleep(0)
         again = max(0, request["context_tokens"] - cached)
         return {"status": "served", "checksum": checksum, "recomputed_tokens": again}

@@ -43,7 +43,9 @@ def bar(look: Look, limits: Limits) -> str:
 
 def state_line(at_s: float, look: Look, limits: Limits, level: str, tally: Tally) -> str:
     """One look at a run."""
-    counts = f"served {tally.served:3d}  timed out {tally.timed_out:3d}  rejected {tally.rejected:2d}  lost {tally.lost:2d}"
+    counts = (
+        f"served {tally.served:3d}  timed out {tally.timed_out:3d}  rejected {tally.rejected:2d}  lost {tally.lost:2d}"
+    )
     needed = f"{look.needed_bytes / MIB:4.0f} MiB"
     return f"{at_s:5.1f} s {bar(look, limits)} {needed}  {level:<9} {counts}  high {look.high_count}"
 

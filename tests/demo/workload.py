@@ -6,15 +6,17 @@ Must not: read a clock or know sockets. Upstream: nothing. Downstream: load send
 import dataclasses
 import random
 
-# A new person begins a conversation about so often, takes so many turns, and pauses so long between them.
-ARRIVAL_EVERY_S = 1.6
-TURNS = (7, 12)
-PAUSE_S = (1.0, 2.4)
+# A new person begins a conversation about so often, takes so many turns, and pauses so long between them. The first
+# turn brings a document along.
+ARRIVAL_EVERY_S = (1.2, 2.4)
+TURNS = (8, 12)
+PAUSE_S = (0.5, 1.1)
+DOCUMENT_TOKENS = (120, 200)
 # Some come back to an old conversation for another turn.
-RETURN_SHARE = 0.25
+RETURN_SHARE = 0.2
 RETURN_AFTER_S = (5.0, 12.0)
-PROMPT_TOKENS = (20, 40)
-ANSWER_TOKENS = (8, 16)
+PROMPT_TOKENS = (8, 16)
+ANSWER_TOKENS = (6, 10)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +37,7 @@ def schedule(seed: int, duration_s: float) -> list[Request]:
     arrives_s, conversation = 0.0, 0
     while arrives_s < duration_s:
         requests += turns(chance, conversation, arrives_s)
-        arrives_s += chance.expovariate(1 / ARRIVAL_EVERY_S)
+        arrives_s += chance.uniform(*ARRIVAL_EVERY_S)
         conversation += 1
     return sorted((each for each in requests if each.at_s < duration_s), key=lambda each: each.at_s)
 
@@ -44,14 +46,17 @@ def turns(chance: random.Random, conversation: int, at_s: float) -> list[Request
     """One conversation, whose context grows from turn to turn; perhaps with a late return."""
     requests, context = [], 0
     for _ in range(chance.randint(*TURNS)):
-        requests.append(one_turn(chance, conversation, at_s, context))
+        prompt = PROMPT_TOKENS if context else DOCUMENT_TOKENS
+        requests.append(one_turn(chance, conversation, at_s, context, prompt))
         context += requests[-1].prompt_tokens + requests[-1].answer_tokens
         at_s += chance.uniform(*PAUSE_S)
     if chance.random() < RETURN_SHARE:
-        requests.append(one_turn(chance, conversation, at_s + chance.uniform(*RETURN_AFTER_S), context))
+        requests.append(one_turn(chance, conversation, at_s + chance.uniform(*RETURN_AFTER_S), context, PROMPT_TOKENS))
     return requests
 
 
-def one_turn(chance: random.Random, conversation: int, at_s: float, context_tokens: int) -> Request:
-    """One turn of random length."""
-    return Request(at_s, conversation, context_tokens, chance.randint(*PROMPT_TOKENS), chance.randint(*ANSWER_TOKENS))
+def one_turn(
+    chance: random.Random, conversation: int, at_s: float, context_tokens: int, prompt: tuple[int, int]
+) -> Request:
+    """One turn of random length; `prompt` is the least and the most tokens it brings."""
+    return Request(at_s, conversation, context_tokens, chance.randint(*prompt), chance.randint(*ANSWER_TOKENS))
