@@ -4,6 +4,7 @@ Must not: do a command's work, or import rich (watch does, when it runs). Upstre
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from edgeguardd import __version__
@@ -28,3 +29,7 @@ def parser() -> argparse.ArgumentParser:
     for command in (status, watch, check_config, subscribe, parse):
         command.add(commands)
     return top
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""What the documents promise is run: each command that a reader is told to type, and the ten lines of a server."""
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.faketree import MIB, FakeCgroup, FakeTree
+from tests.support.running import REPOSITORY, Daemon
+from tests.support.wait import eventually
+
+# Commands that are whole test suites of their own: `make test` runs this file, the others run for minutes.
+ELSEWHERE = {
+    "make demo": "run on its own; tests/demo is the program",
+    "make test": "this very run",
+    "pip install .": "tests/component/test_package.py builds and installs the wheel",
+}
+
+
+def text_of(page: str) -> str:
+    with open(os.path.join(REPOSITORY, page)) as file:
+        return file.read()
+
+
+def shell_lines(page: str) -> list[str]:
+    """The commands of the indented blocks, without their comments."""
+    lines = [line for line in text_of(page).splitlines() if line.startswith("    ")]
+    return [line.split(" #")[0].strip() for line in lines if re.match(r"    (make|pip|edgeguard)", line)]
+
+
+def python_block(page: str) -> str:
+    """The first Python block."""
+    found = re.search(r"```python\n(.*?)```", text_of(page), re.DOTALL)
+    assert found
+    return found.group(1)
+
+
+@pytest.fixture
+def place() -> Iterator[str]:
+    """A directory with a short path."""
+    path = tempfile.mkdtemp(prefix="eg-", dir="/tmp")
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def llm(place: str) -> FakeCgroup:
+    """A cgroup of 100 of 1000 MiB."""
+    os.mkdir(f"{place}/tree")
+    cgroup = FakeTree(f"{place}/tree").cgroup("/llm", max_bytes=1000 * MIB)
+    cgroup.usage(100 * MIB)
+    return cgroup
+
+
+@pytest.fixture
+def daemon(place: str, llm: FakeCgroup) -> Iterator[Daemon]:
+    """A daemon that guards it."""
+    with Daemon(place, '[[target]]\nname = "llm"\npath = "/llm"\n', cgroup_root=f"{place}/tree") as running:
+        yield running
+
+
+def test_the_ten_lines_of_the_readme_subscribe_a_server(
+    daemon: Daemon, llm: FakeCgroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As printed, with a cache and a server of the reader's: the trim frees, rejecting is obeyed and lifted."""
+
+    class Cache:
+        def drop(self, size: int) -> int:
+            llm.usage(100 * MIB)
+            return size
+
+    class Server:
+        accepting = True
+
+    monkeypatch.setenv("EDGEGUARDD_SOCKET", daemon.socket_path)
+    # The reader's server lives in its own cgroup; here the target is named, since a fake tree holds no process.
+    source = python_block("README.md").replace('Subscriber("my-server")', 'Subscriber("my-server", target="llm")')
+    names: dict[str, Any] = {"cache": Cache(), "server": Server()}
+    exec(compile(source, "README.md", "exec"), names)  # noqa: S102  the reader's own code
+    guard = names["guard"]
+    with contextlib.closing(guard):
+        eventually(lambda: guard.connected)
+        llm.usage(950 * MIB)
+        eventually(lambda: [f for f in daemon.facts("command_ended") if f["action"] == "reject_requests"])
+        assert names["server"].accepting is False
+        trimmed = eventually(lambda: [f for f in daemon.facts("command_ended") if f["action"] == "trim_kv_cache"])
+        assert trimmed[0]["outcome"] == "done"
+        eventually(lambda: names["server"].accepting, 60, what="restored")
+
+
+@pytest.mark.parametrize("command", [line for line in shell_lines("README.md") if line.startswith("edgeguardctl")])
+def test_each_look_of_the_readme_works(daemon: Daemon, command: str) -> None:
+    """status ends by itself; watch and subscribe go on until interrupted, and have printed something by then."""
+    argv = [sys.executable, "-m", "edgeguardd.cli.edgeguardctl", *shlex.split(command)[1:]]
+    http, socket = ["--http", daemon.http.removeprefix("http://")], ["--socket", daemon.socket_path]
+    options = {"status": http, "watch": http + socket, "subscribe": socket}[argv[3]]
+    with subprocess.Popen(
+        [*argv, *options], cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        if argv[3] != "status":
+            process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert first, errors
+    assert b"Traceback" not in errors
+
+
+def test_every_command_of_the_readme_is_run_somewhere() -> None:
+    """A command that no test runs may not stand in the README."""
+    known = {*ELSEWHERE, "edgeguardd run"}
+    unknown = [line for line in shell_lines("README.md") if line not in known and not line.startswith("edgeguardctl")]
+    assert unknown == []
+
+
+def test_links_of_the_documents_lead_somewhere() -> None:
+    """Every relative link in README and docs/ names a file that is there."""
+    pages = ["README.md", "CHANGELOG.md"]
+    for directory, _, names in os.walk(os.path.join(REPOSITORY, "docs")):
+        pages += [os.path.relpath(os.path.join(directory, n), REPOSITORY) for n in names if n.endswith(".md")]
+    broken = [
+        (page, link)
+        for page in pages
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text_of(page))
+        if not os.path.exists(os.path.join(REPOSITORY, os.path.dirname(page), link))
+    ]
+    assert broken == []
