@@ -75,6 +75,10 @@ class KernelCounts:
                     break
         os.close(file)
 
+    def wait(self) -> None:
+        """Until the kernel has counted."""
+        eventually(lambda: self.first_at is not None, what=f"the kernel counts {self._key}")
+
     def close(self) -> float:
         """End; the time of the first count. A command can be earlier: samples see needed bytes before any count."""
         os.write(self._stopper, b"x")
@@ -142,7 +146,7 @@ def test_memory_high_is_told_within_100_ms(cgroup: Cgroup, hog: Hog, daemon: Dae
         start = time.monotonic()
         hog.send("grow", 60 * MIB)
         at, _ = subscriber.wait_for_timed("command", since=start, action="reduce_batch")
-        eventually(lambda: counts.first_at is not None, what="the kernel counts high")
+        counts.wait()
         cgroup.write("memory.high", "max")
         hog.answer()
         delays.append(at - counts.close())
