@@ -38,6 +38,7 @@ from edgeguardd.core.events import (
     ConfigReloaded,
     CountersMoved,
     Event,
+    KillsNearRemoval,
     SubscriberJoined,
     SubscriberLeft,
     TargetAdded,
@@ -234,6 +235,8 @@ class Daemon:
         match event:
             case CountersMoved():
                 self.metrics.counted(event)
+            case KillsNearRemoval():
+                self.metrics.killed_near_removal(event)
             case TargetAdded():
                 self.metrics.returned(event.target)
             case SubscriberJoined():

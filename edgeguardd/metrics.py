@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from edgeguardd import __version__
 from edgeguardd.core.effects import CommandEnded
 from edgeguardd.core.engine import Engine, Target
-from edgeguardd.core.events import CountersMoved
+from edgeguardd.core.events import CountersMoved, KillsNearRemoval
 from edgeguardd.core.policy import Pressure
 from edgeguardd.logs import Output
 from edgeguardd.serve.subscriberstats import SubscriberStats
@@ -28,6 +28,7 @@ REACTION_BUCKETS_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 
 ANSWER_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 EVENT_LABELS = ("target", "event")
+KILLS_LABELS = ("target",)
 COMMAND_LABELS = ("target", "action", "outcome")
 FREED_LABELS = ("target", "source")
 
@@ -67,6 +68,12 @@ class Metrics:
             EVENT_LABELS,
             registry=self.registry,
         )
+        self._kills_near = Counter(
+            "edgeguardd_kills_near_removal",
+            "Kills counted by the parent while the target's cgroup was removed: the target's or a neighbour's.",
+            KILLS_LABELS,
+            registry=self.registry,
+        )
         self._commands = Counter(
             "edgeguardd_commands",
             "Commands ended, by outcome.",
@@ -101,6 +108,7 @@ class Metrics:
         self.registry.register(_LiveCollector(engine, subscribers, log))
         self._by_target = (
             (self._events, EVENT_LABELS),
+            (self._kills_near, KILLS_LABELS),
             (self._commands, COMMAND_LABELS),
             (self._freed, FREED_LABELS),
         )
@@ -114,6 +122,10 @@ class Metrics:
             delta = getattr(moved.delta, key)
             if delta:
                 self._events.labels(moved.target, key).inc(delta)
+
+    def killed_near_removal(self, event: KillsNearRemoval) -> None:
+        """Add kills that cannot be told from a neighbour's."""
+        self._kills_near.labels(event.target).inc(event.kills)
 
     def ended(self, end: CommandEnded) -> None:
         """Count a command's outcome, its time and its bytes."""

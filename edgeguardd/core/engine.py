@@ -17,6 +17,7 @@ from edgeguardd.core.effects import (
     AnswerAdmit,
     Disconnect,
     Effect,
+    Fact,
     Note,
     Refuse,
     SampleEvery,
@@ -30,6 +31,7 @@ from edgeguardd.core.events import (
     ConfigReloaded,
     CountersMoved,
     Event,
+    KillsNearRemoval,
     ReportReceived,
     SampleFailed,
     SampleTaken,
@@ -122,6 +124,9 @@ class Engine:
                 self._vanished(event, now, out)
             case SampleFailed():
                 self._degraded(event, out)
+            case KillsNearRemoval():
+                near: dict[str, Fact] = {"target": event.target, "parent": event.parent, "kills": event.kills}
+                out.append(Note("warning", "kills_near_removal", near))
             case ConfigReloaded():
                 self._reconfigured(event.config, out)
             case _:

@@ -61,6 +61,17 @@ class CountersMoved(Struct, frozen=True, tag=True):
     delta: Counters
 
 
+class KillsNearRemoval(Struct, frozen=True, tag=True):
+    """The target's cgroup was removed before its last counts were read, and its parent has counted kills since.
+
+    They are the target's or another child's: the kernel keeps no more. Comes before CgroupVanished.
+    """
+
+    target: str
+    parent: str
+    kills: int
+
+
 class SubscriberJoined(Struct, frozen=True, tag=True):
     """A peer said hello and was let in. An observer's target may be None: it sees all."""
 
@@ -126,6 +137,7 @@ Event = (
     | SampleTaken
     | SampleFailed
     | CountersMoved
+    | KillsNearRemoval
     | SubscriberJoined
     | SubscriberLeft
     | AckReceived

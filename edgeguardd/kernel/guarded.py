@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from edgeguardd.core.config import Policy
 from edgeguardd.core.model import Counters
+from edgeguardd.kernel.neighbourhood import Neighbourhood
 from edgeguardd.kernel.nodes import Watched
 from edgeguardd.kernel.tree import Follower, Place
 
@@ -43,6 +44,9 @@ class Guarded:
         self.links: list[Link] = []
         self.was_absent = False
         self.timer: asyncio.TimerHandle | None = None
+        self.second_look: asyncio.TimerHandle | None = None
+        self.looks_left = 0
+        self.neighbourhood: Neighbourhood | None = None
         self.attached_at = 0.0
         self.looked_at = 0.0
         self.sampled_at: float | None = None

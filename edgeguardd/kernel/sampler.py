@@ -16,6 +16,7 @@ from edgeguardd.core.events import (
     CgroupVanished,
     CountersMoved,
     Event,
+    KillsNearRemoval,
     SampleFailed,
     SampleTaken,
 )
@@ -23,11 +24,16 @@ from edgeguardd.core.model import Counters, Sample
 from edgeguardd.errors import KernelError
 from edgeguardd.kernel.cgroupfs import CgroupGoneError, CgroupRoot
 from edgeguardd.kernel.guarded import Guarded, Link
+from edgeguardd.kernel.neighbourhood import Neighbourhood
 from edgeguardd.kernel.nodes import Nodes, Reading, Watched
 from edgeguardd.kernel.tree import Follower, Place, Tree
 from edgeguardd.kernel.wakeups import Wakeups
 
 _NOTHING_COUNTED = Counters(*(0 for _ in Counters.__struct_fields__))
+
+# An OOM kill follows its `oom` within a few milliseconds, on a slow machine too; the wake-up for it within 10.
+SECOND_LOOK_S = 0.001
+SECOND_LOOKS = 10
 
 # Readings of one round: what several targets share is read once.
 Round = dict[Watched[Guarded], Reading]
@@ -143,6 +149,8 @@ class Sampler:
             return
         target.was_absent = False
         target.attached_at = self._clock()
+        if place.parent is not None:
+            target.neighbourhood = Neighbourhood(place.parent)
         self._emit(CgroupAppeared(target.name))
         self._sample(target, {})
 
@@ -154,6 +162,9 @@ class Sampler:
         if target.attached:
             self._sample(target, {}, last=True)
         if target.attached:
+            near = target.neighbourhood
+            if near is not None and (kills := near.unexplained()):
+                self._emit(KillsNearRemoval(target.name, near.path, kills))
             self._release(target)
             self._emit(CgroupVanished(target.name))
         target.was_absent = True
@@ -164,6 +175,13 @@ class Sampler:
         for link in target.links:
             self._nodes.leave(link.place_path, link.watched, target)
         target.links = []
+        if target.neighbourhood is not None:
+            target.neighbourhood.close()
+            target.neighbourhood = None
+        if target.second_look is not None:
+            target.second_look.cancel()
+            target.second_look = None
+        target.looks_left = 0
 
     # Reading and telling
 
@@ -178,6 +196,9 @@ class Sampler:
     def _sample(self, target: Guarded, readings: Round, *, last: bool = False) -> None:
         """Read the target's cgroup and its limited ancestors, each once a round, and tell."""
         read: list[tuple[Link, Reading]] = []
+        near = target.neighbourhood
+        # Before the own counters: a kill in between may then be told twice over, but never not at all.
+        kills_before = None if near is None else near.kills()
         try:
             for link in target.links:
                 if not link.watched.limited:
@@ -192,14 +213,33 @@ class Sampler:
             return
         if not read:
             return
+        if near is not None:
+            near.explained = kills_before
         target.looked_at = self._clock()
         moves = [move for move in (self._move(target, link, reading) for link, reading in read) if move is not None]
         if read[0][1].usage is not None or not last:
             self._tell(target, [reading for _, reading in read])
+        self._look_again(target, moves)
         for move in moves:
             # What was told may have ended the target: its last subscriber was disconnected.
             if target.place is not None:
                 self._emit(move)
+
+    def _look_again(self, target: Guarded, moves: list[CountersMoved]) -> None:
+        """After an `oom` the kill is counted within moments, but its wake-up comes up to 10 ms later (kernfs merges
+        them), and by then the cgroup may have been removed: look for it at once."""
+        own = next((move.delta for move in moves if move.local), None)
+        if own is not None and own.oom_kill:
+            target.looks_left = 0
+        elif own is not None and own.oom:
+            target.looks_left = SECOND_LOOKS
+        if target.looks_left > 0 and target.second_look is None:
+            target.second_look = self._loop.call_later(SECOND_LOOK_S, self._second_look, target)
+
+    def _second_look(self, target: Guarded) -> None:
+        target.second_look = None
+        target.looks_left -= 1
+        self.sample_now(target)
 
     def _move(self, target: Guarded, link: Link, reading: Reading) -> CountersMoved | None:
         """What the cgroup counted since the target was last told; it counts as told from here on."""

@@ -1,0 +1,48 @@
+"""What happened to a cgroup that was removed before its last counts were read.
+
+Must not: say whose a kill was when it cannot know. Upstream: tree. Downstream: sampler.
+"""
+
+import contextlib
+import os
+
+from edgeguardd.core import kernelfmt
+from edgeguardd.errors import EdgeguardError
+from edgeguardd.kernel.cgroupfs import EVENTS, READ_BYTES, shown
+from edgeguardd.kernel.tree import Place
+
+
+class Neighbourhood:
+    """The kills in the parent of a target's cgroup, the target's own included, as memory.events of the parent counts.
+
+    A cgroup that is removed takes its last counts with it: reading them gives ENODEV. Its parent still has them, among
+    those of the other children.
+    """
+
+    def __init__(self, parent: Place) -> None:
+        """`parent` is present. The root cgroup, and a kernel without the controller there, count nothing."""
+        self.path = shown(parent.path)
+        self._fd: int | None = None
+        with contextlib.suppress(OSError):
+            self._fd = os.open(EVENTS, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent.dir_fd)
+        self.explained = self.kills()
+
+    def kills(self) -> int | None:
+        """The kills counted so far; None: nobody counts here."""
+        if self._fd is None:
+            return None
+        try:
+            return kernelfmt.memory_events(os.pread(self._fd, READ_BYTES, 0), self.path).oom_kill
+        except (OSError, EdgeguardError):
+            return None  # the parent went as well, or cannot be read: then nothing is claimed
+
+    def unexplained(self) -> int:
+        """Kills since the count that `explained` holds: the one that stood when the target's own was last read."""
+        now = self.kills()
+        return 0 if now is None or self.explained is None else max(0, now - self.explained)
+
+    def close(self) -> None:
+        """Close the descriptor. Twice is fine."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
