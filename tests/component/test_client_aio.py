@@ -169,6 +169,48 @@ def test_a_restarted_daemon_is_found_again_and_lifts_what_it_does_not_know() -> 
     run(test())
 
 
+def test_what_waited_for_a_daemon_that_has_gone_is_not_carried_out() -> None:
+    """An order that had not begun is void when the next daemon says what is in force."""
+
+    async def test() -> None:
+        with short_dir() as directory:
+            config = SocketConfig(path=f"{directory}/s")
+            first, second = Scripted(config), Scripted(config, epoch="e2")
+            await first.server.start()
+            calls: list[str] = []
+            restoring, may_restore = asyncio.Event(), asyncio.Event()
+            heard: list[object] = []
+            guard = AsyncSubscriber("s", target="llm", path=config.path, on_event=heard.append)
+
+            @guard.on("restore")
+            async def restore(_command: Command) -> None:
+                restoring.set()
+                await may_restore.wait()
+                calls.append("restore")
+
+            guard.on("reject_requests")(lambda _command: calls.append("reject"))
+            guard.on("trim_kv_cache")(lambda _command: calls.append("trim"))
+            async with guard:
+                await first.joined()
+                first.command(Action.RESTORE, accept_requests=True)
+                await restoring.wait()
+                first.command(Action.REJECT_REQUESTS, accept_requests=False)
+                first.command(Action.TRIM_KV_CACHE)
+                await soon(first.acks)  # of the trim: the reject before it was read, and waits
+                await first.server.close()
+                await second.server.start()
+                await soon(
+                    lambda: [event.epoch for event in heard if isinstance(event, wire.WelcomeLine)] == ["e1", "e2"]
+                )
+                may_restore.set()
+                second.command(Action.RESTORE, accept_requests=True)
+                await soon(second.acks)
+                assert calls == ["trim", "restore", "restore"]
+            await second.server.close()
+
+    run(test())
+
+
 def test_a_daemon_that_died_does_not_leave_the_server_refusing() -> None:
     """When the daemon stays away, the restore handler is called by the client itself."""
 

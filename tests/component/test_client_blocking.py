@@ -217,6 +217,48 @@ def test_a_restarted_daemon_is_found_again_and_lifts_what_it_does_not_know() -> 
     run(test())
 
 
+def test_what_waited_for_a_daemon_that_has_gone_is_not_carried_out() -> None:
+    """An order that had not begun is void when the next daemon says what is in force."""
+    calls: list[str] = []
+    restoring, may_restore = threading.Event(), threading.Event()
+
+    def restore(_command: Command) -> None:
+        restoring.set()
+        assert may_restore.wait(20)
+        calls.append("restore")
+
+    async def test() -> None:
+        with short_dir() as directory:
+            config = SocketConfig(path=f"{directory}/s")
+            first, second = Scripted(config), Scripted(config, epoch="e2")
+            await first.server.start()
+            heard: list[object] = []
+            guard = Subscriber("s", target="llm", path=config.path, on_event=heard.append)
+            guard.on("restore")(restore)
+            guard.on("reject_requests")(lambda _command: calls.append("reject"))
+            guard.on("trim_kv_cache")(lambda _command: calls.append("trim"))
+            with subscribed(guard):
+                await first.joined()
+                first.command(Action.RESTORE, accept_requests=True)
+                await soon(restoring.is_set)
+                first.command(Action.REJECT_REQUESTS, accept_requests=False)
+                first.command(Action.TRIM_KV_CACHE)
+                await soon(first.acks)  # of the trim: the reject before it was read, and waits
+                await first.server.close()
+                await second.server.start()
+                await soon(
+                    lambda: [event.epoch for event in heard if isinstance(event, wire.WelcomeLine)] == ["e1", "e2"]
+                )
+                may_restore.set()
+                second.command(Action.RESTORE, accept_requests=True)
+                await soon(second.acks)
+                assert calls == ["trim", "restore", "restore"]
+                await asyncio.to_thread(guard.close)
+                await second.server.close()
+
+    run(test())
+
+
 def test_a_daemon_that_died_does_not_leave_the_server_refusing() -> None:
     """When the daemon stays away, the restore handler is called by the client itself."""
 
@@ -317,10 +359,10 @@ def test_who_waits_for_an_answer_is_let_go_when_the_daemon_stops() -> None:
             guard = Subscriber("s", target="llm", path=scripted.server.config.path)
             with subscribed(guard):
                 await soon(lambda: guard.connected)
-                asking = asyncio.create_task(asyncio.to_thread(guard.admit, timeout_s=1000))
+                asking = asyncio.create_task(asyncio.to_thread(guard.admit, timeout_s=30))
                 await soon(lambda: scripted.of(AdmitAsked))
                 await scripted.server.close()
-                assert not (await asyncio.wait_for(asking, 20)).asked
+                assert not (await asyncio.wait_for(asking, 15)).asked
 
     run(test())
 

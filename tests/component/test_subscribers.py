@@ -1,9 +1,11 @@
 """The subscriber server on real sockets: who gets in, what is said, and that no peer harms another."""
 
 import asyncio
+import itertools
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -452,6 +454,25 @@ async def come_and_go(scripted: Scripted, number: int) -> None:
     await Peer(reader, writer).close()
 
 
+def test_lines_that_come_at_once_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand lines in one read do not hold the loop: others get their turn in between."""
+    monkeypatch.setattr(connection, "LINES_BURST", 1_000_000)
+
+    async def test() -> None:
+        async with serving() as scripted, peer(scripted, HELLO) as client:
+            await client.until("welcome")
+            stats = scripted.server.stats
+            before = stats.lines_in
+            client.writer.write(b"\n" * 10_000)
+            seen = [before]
+            while seen[-1] < before + 10_000:
+                await asyncio.sleep(0)
+                seen.append(stats.lines_in)
+            assert max(later - sooner for sooner, later in itertools.pairwise(seen)) <= 2 * connection.LINES_PER_TURN
+
+    run(test())
+
+
 # Slow, silent and half-closed peers
 
 
@@ -503,6 +524,7 @@ def test_a_subscriber_that_reads_late_gets_the_newest_of_each_command() -> None:
             stats = scripted.server.stats
             while not stats.stalled:
                 scripted.announce(Level.HIGH, reason="x" * 1000)
+            assert scripted.server._subscribers[1].transport.get_write_buffer_size() < 1200  # the rest of one line
             for number in range(50):
                 scripted.command(Action.TRIM_KV_CACHE, release_bytes=number)
             reject = scripted.command(Action.REJECT_REQUESTS, accept_requests=False)
@@ -517,6 +539,25 @@ def test_a_subscriber_that_reads_late_gets_the_newest_of_each_command() -> None:
                     commands.append((line["action"], line["seq"]))
             assert commands == [("trim_kv_cache", 50), ("restore", reject + 1), ("reject_requests", again)]
             assert not stats.stalled
+
+    run(test())
+
+
+def test_an_ending_connection_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who does not even read the bye is cut after a moment."""
+    monkeypatch.setattr(connection, "LINGER_S", 0.05)
+
+    async def test() -> None:
+        async with serving(stall_s=60) as scripted, peer(scripted, HELLO) as client:
+            await scripted.joined()
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            while not scripted.server.stats.stalled:
+                scripted.announce(Level.HIGH, reason="x" * 1000)
+            scripted.server.disconnect(1, "enough")
+            hung_up = select.poll()
+            hung_up.register(client.writer.get_extra_info("socket"), select.POLLHUP)
+            await soon(lambda: hung_up.poll(0))
+            assert [event.reason for event in scripted.of(SubscriberLeft)] == ["enough"]
 
     run(test())
 
