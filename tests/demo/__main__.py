@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 
-from tests.demo import model, timeline, workload
+from tests.demo import load, model, timeline, workload
 from tests.demo.run import LIMITS, Result, Run, Stage
 from tests.support import cgroup
 from tests.support.uml import runner
@@ -31,6 +31,7 @@ ROWS = (
     "kills by the kernel",
     "longest stall",
     "median answer",
+    "slowest answer",
     "KV cache freed",
     "tokens computed again",
 )
@@ -75,7 +76,7 @@ async def all_runs(options: argparse.Namespace) -> int:
         say(
             f"{len(requests)} requests in {options.seconds:.0f} s, seed {options.seed}; memory.high "
             f"{LIMITS.high_bytes // timeline.MIB} MiB, memory.max {LIMITS.max_bytes // timeline.MIB} MiB, no swap; "
-            f"a request not answered within 2 s has timed out"
+            f"a request not answered within {load.TIMEOUT_S:.0f} s has timed out"
         )
         say("bar: # needed, : page cache that can be dropped, | memory.high, right end memory.max")
         results = []
@@ -102,12 +103,13 @@ def figures(result: Result) -> list[str]:
     """A run's column."""
     tally = result.tally
     times_s = sorted(tally.times_s)
-    median = f"{times_s[len(times_s) // 2] * 1000:.0f} ms" if times_s else "-"
+    median, slowest = (f"{times_s[at] * 1000:.0f} ms" if times_s else "-" for at in (len(times_s) // 2, -1))
     numbers = [tally.sent, tally.served, tally.rejected, tally.timed_out, tally.lost, result.kills]
     return [
         *map(str, numbers),
         f"{tally.longest_stall_s:.1f} s",
         median,
+        slowest,
         f"{result.freed_bytes / timeline.MIB:.0f} MiB",
         str(tally.recomputed_tokens),
     ]

@@ -18,6 +18,7 @@ from typing import Any
 from tests.demo import reactions
 from tests.demo.kvcache import Conversation, KvCache
 from tests.demo.model import Model
+from tests.demo.slots import Slots
 
 # Sized for a machine of its own, as such settings are; nobody told it of the cgroup.
 CACHE_LIMIT_BYTES = 512 * 1024 * 1024
@@ -30,10 +31,8 @@ class InferenceServer:
     def __init__(self, model: Model) -> None:
         self.cache = KvCache(CACHE_LIMIT_BYTES)
         self._model = model
-        self._batch = BATCH
+        self._slots = Slots(BATCH)
         self._accepting = True
-        self._running = 0
-        self._room = asyncio.Condition()
 
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request a connection. A client that hangs up has given up: its request is dropped."""
@@ -52,19 +51,12 @@ class InferenceServer:
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if not self._accepting:
             return {"status": "rejected"}
-        async with self._room:
-            await self._room.wait_for(lambda: self._running < self._batch)
-            self._running += 1
-        try:
+        async with self._slots:
             conversation = self.cache.use(request["conversation"])
             try:
                 return await self._generate(request, conversation)
             finally:
                 self.cache.done(conversation)
-        finally:
-            self._running -= 1
-            async with self._room:
-                self._room.notify_all()
 
     async def _generate(self, request: dict[str, Any], conversation: Conversation) -> dict[str, Any]:
         """Retrieval, prefill of what the cache does not hold, then the answer token by token."""
@@ -84,19 +76,11 @@ class InferenceServer:
 
     def set_batch(self, ratio: float) -> None:
         """Let this share of the configured batch run, at least one."""
-        self._batch = max(1, int(BATCH * ratio))
-        self._wake()
+        self._slots.set_limit(max(1, int(BATCH * ratio)))
 
     def set_accepting(self, accepting: bool) -> None:
         """Take new requests, or refuse them at once."""
         self._accepting = accepting
-
-    def _wake(self) -> None:
-        async def notify() -> None:
-            async with self._room:
-                self._room.notify_all()
-
-        self._waking = asyncio.get_running_loop().create_task(notify())
 
 
 def say(event: str, **fields: Any) -> None:

@@ -8,15 +8,15 @@ import random
 
 # A new person begins a conversation about so often, takes so many turns, and pauses so long between them. The first
 # turn brings a document along.
-ARRIVAL_EVERY_S = (1.2, 2.4)
-TURNS = (8, 12)
-PAUSE_S = (0.5, 1.1)
-DOCUMENT_TOKENS = (120, 200)
+ARRIVAL_EVERY_S = (1.8, 2.8)
+TURNS = (10, 15)
+PAUSE_S = (0.4, 0.8)
+DOCUMENT_TOKENS = (180, 260)
 # Some come back to an old conversation for another turn.
 RETURN_SHARE = 0.2
 RETURN_AFTER_S = (5.0, 12.0)
-PROMPT_TOKENS = (8, 16)
-ANSWER_TOKENS = (6, 10)
+PROMPT_TOKENS = (6, 10)
+ANSWER_TOKENS = (5, 8)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,13 @@
 """The parts of the demonstration that its figures rest on."""
 
+import asyncio
+
 from tests.demo import model, timeline, workload
 from tests.demo.__main__ import wrong_answers
 from tests.demo.kvcache import BLOCK_BYTES, Conversation, KvCache
 from tests.demo.load import Tally
 from tests.demo.run import Result
+from tests.demo.slots import Slots
 from tests.demo.timeline import MIB, Limits, Look
 
 
@@ -83,3 +86,32 @@ def test_the_bar_shows_needed_cache_and_the_mark() -> None:
     """Needed bytes, page cache, and memory.high at their places up to memory.max."""
     drawn = timeline.bar(Look(22 * MIB, 33 * MIB, 0), Limits(33 * MIB, 44 * MIB))
     assert drawn == f"[{'#' * 22}{':' * 11}|{'.' * 11}]"
+
+
+def test_slots_are_given_in_order_and_survive_those_who_leave() -> None:
+    """First come, first served; a request that gives up while waiting takes no place along, nor one it just got."""
+
+    async def scene() -> list[str]:
+        slots, order = Slots(1), []
+        leave = asyncio.Event()
+
+        async def work(name: str) -> None:
+            async with slots:
+                order.append(name)
+                await leave.wait()
+
+        tasks = {}
+        for name in ("a", "b", "c", "d"):
+            tasks[name] = asyncio.create_task(work(name))
+            await asyncio.sleep(0)
+        tasks["b"].cancel()
+        leave.set()
+        await asyncio.sleep(0)
+        tasks["c"].cancel()
+        await asyncio.wait(tasks.values())
+        slots.set_limit(2)
+        async with slots, slots:
+            order.append("both")
+        return order
+
+    assert asyncio.run(scene()) in (["a", "d", "both"], ["a", "c", "d", "both"])
