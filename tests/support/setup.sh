@@ -63,7 +63,7 @@ make_venv() {
     [ -n "$chosen" ] || fail "cannot find Python 3.11 or newer with venv: Debian 12 or newer has it"
     say "making $venv with $("$chosen" --version) and installing edgeguardd with its development tools into it"
     "$chosen" -m venv --clear "$venv"
-    "$venv/bin/python" -m pip install --quiet --editable '.[dev]' </dev/null
+    "$venv/bin/python" -m pip install -qq --editable '.[dev]' </dev/null
     fingerprint >"$stamp"
 }
 
