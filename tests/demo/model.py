@@ -21,9 +21,12 @@ WEIGHTS_SLICE = 256 * 1024
 INDEX_BYTES = 160 * 1024 * 1024
 PASSAGE_BYTES = 1280 * 1024
 PIECE = 1024 * 1024
-# What one new token takes in all at best, as on a small board; rounds() turns it into an amount of work.
+# What one new token takes in all, as on a small board; rounds() turns it into an amount of work.
 TOKEN_S = 0.0015
 ROUND_BYTES = 4096
+CALIBRATION_S = 1.0
+CALIBRATION_PASSES = 50
+CALIBRATION_TOKENS = 1024
 # New tokens look at the last blocks only (sliding-window attention); once per request all is looked at.
 WINDOW_BLOCKS = 4
 
@@ -70,10 +73,10 @@ class Model:
         self._position = (self._position + WEIGHTS_SLICE) % WEIGHTS_BYTES
 
 
-def entry(conversation: int, position: int, rounds: int) -> bytes:
-    """BYTES_PER_TOKEN bytes that cost `rounds` passes of hashing and depend on the token's place alone."""
+def entry(conversation: int, position: int, passes: int) -> bytes:
+    """BYTES_PER_TOKEN bytes that cost `passes` passes of hashing and depend on the token's place alone."""
     stage = b"%d/%d" % (conversation, position)
-    for _ in range(rounds):
+    for _ in range(passes):
         stage = hashlib.shake_128(stage).digest(ROUND_BYTES)
     return hashlib.shake_128(stage).digest(BYTES_PER_TOKEN)
 
@@ -82,24 +85,26 @@ def rounds() -> int:
     """How many passes make a token take TOKEN_S on this machine, kernel and page faults included; at least one."""
     weights, conversation = bytes(WEIGHTS_SLICE), Conversation()
 
-    def token(passes: int) -> None:
+    def token() -> None:
         zlib.adler32(weights)
-        conversation.append(entry(0, 0, passes))
+        conversation.append(entry(0, 0, passes=0))
+        if conversation.tokens == CALIBRATION_TOKENS:
+            conversation.release()
 
-    base_s = least_s(lambda: token(0))
-    pass_s = (least_s(lambda: token(20)) - base_s) / 20
+    # The mean, not the least: on a machine that is busy with other things they cost every token its share.
+    base_s = mean_s(token)
+    pass_s = mean_s(lambda: entry(0, 0, CALIBRATION_PASSES)) / CALIBRATION_PASSES
     conversation.release()
     return max(1, round((TOKEN_S - base_s) / pass_s))
 
 
-def least_s(work: Callable[[], None]) -> float:
-    """What some work takes when nothing disturbs it: the least of many times."""
-    times_s = []
-    for _ in range(101):
-        started = time.perf_counter()
+def mean_s(work: Callable[[], object]) -> float:
+    """What some work takes, over CALIBRATION_S."""
+    times, started = 0, time.perf_counter()
+    while (took_s := time.perf_counter() - started) < CALIBRATION_S:
         work()
-        times_s.append(time.perf_counter() - started)
-    return min(times_s)
+        times += 1
+    return took_s / times
 
 
 def write_file(path: str, size: int) -> None:
