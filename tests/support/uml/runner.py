@@ -29,6 +29,7 @@ MEMORY_BYTES = 512 * MIB
 # Boot and halt take 2 s on an idle machine; the guest ends itself at its limit, the host ends it this much later.
 BOOT_GRACE_S = 30.0
 TAIL_LINES = 40
+POLL_S = 0.02
 INIT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guest_init.py")
 INSTALL = "`make setup` or apt-get install user-mode-linux"
 
@@ -89,6 +90,7 @@ class Guest:
         linux = binary()
         if linux is None:
             raise GuestError(missing())
+        self._ended: str | None = None
         self._directory = tempfile.mkdtemp(prefix="edgeguardd-uml-", dir="/tmp")
         try:
             self._write_spec(argv, cwd or os.getcwd(), env, limit_s)
@@ -98,7 +100,6 @@ class Guest:
         except BaseException:
             shutil.rmtree(self._directory)
             raise
-        self._ended: str | None = None
 
     def __enter__(self) -> "Guest":
         return self
@@ -108,28 +109,39 @@ class Guest:
 
     def running(self) -> bool:
         """Whether the guest still runs. One that is past its limit is ended here."""
-        if self._process.poll() is not None:
+        if self._process.returncode is not None:
+            return False
+        try:
+            exited = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return False  # the output's thread has ended it this moment
+        if exited:
+            self._kill()
             return False
         if time.monotonic() > self._until:
-            self.end(f"the guest did not halt within {self._until - self._started:.0f} s")
+            self._ended = f"the guest did not halt within {self._until - self._started:.0f} s"
+            self._kill()
             return False
         return True
 
     def wait(self) -> Outcome:
         """Until the guest has halted, or has been ended at its limit."""
         while self.running():
-            try:
-                self._process.wait(timeout=max(0.0, self._until - time.monotonic()) + 0.1)
-            except subprocess.TimeoutExpired:
-                continue
+            time.sleep(POLL_S)
         return self.outcome()
 
     def end(self, why: str) -> None:
-        """Kill the guest with all its helper processes: user-mode Linux leaves them behind when killed alone."""
-        if self._process.poll() is None:
+        """Kill the guest, if it still runs; `why` becomes its outcome's trouble."""
+        if self.running():
             self._ended = why
+            self._kill()
+
+    def _kill(self) -> None:
+        """The kernel's process with its helpers, which it leaves behind when killed alone. Reaped last: until then its
+        number, which is its group's too, belongs to nobody else."""
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._process.wait()
 
     def outcome(self) -> Outcome:
         """How it ended; call when it no longer runs."""
@@ -148,8 +160,6 @@ class Guest:
     def close(self) -> None:
         """End what still runs and remove the guest's private directory."""
         self.end("ended by the host")
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # helpers that outlived the kernel process
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _write_spec(self, argv: list[str], cwd: str, env: dict[str, str] | None, limit_s: float) -> None:
@@ -167,7 +177,9 @@ class Guest:
         environment["TMPDIR"] = memory_directory(memory_bytes) or self._directory
         shim = preload.built()
         if shim is not None:
-            environment["LD_PRELOAD"] = shim
+            # By a name without blanks, which LD_PRELOAD would split at; a checkout may lie anywhere.
+            environment["LD_PRELOAD"] = f"{self._directory}/xstate_preload.so"
+            os.symlink(shim, environment["LD_PRELOAD"])
         # Each console wants an input descriptor of its own: two on one fail with EALREADY (um_request_irq, 6.1).
         with open("/dev/null", "rb") as no_input, open(f"{self._directory}/console", "wb") as console:
             command = [
