@@ -64,6 +64,7 @@ class ReportLine(Struct, frozen=True, tag="report", tag_field="type", omit_defau
     waiting: Whole | None = None
     batch_limit: Whole | None = None
     bytes_per_token: Whole | None = None
+    bytes_per_request: Whole | None = None
     finished: Finished = ()
 
 
