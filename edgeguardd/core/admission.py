@@ -10,6 +10,9 @@ RESERVATION_S = 30.0
 
 MAX_RESERVATIONS = 4096
 
+# The typical request is an average over about so many.
+TYPICAL_OF = 8
+
 
 class Promise(Struct, frozen=True):
     """Bytes granted to one request, until it is reported finished or the time is over."""
@@ -22,6 +25,7 @@ class Admissions:
     """The promises of one target."""
 
     def __init__(self) -> None:
+        self.typical_bytes: int | None = None
         self._promises: dict[tuple[int, str], Promise] = {}
 
     def reserved_bytes(self, now: float) -> int:
@@ -32,6 +36,9 @@ class Admissions:
 
     def decide(self, key: tuple[int, str], wanted_bytes: int | None, room_bytes: int | None, now: float) -> str | None:
         """None grants (and reserves); else the reason of the refusal. room_bytes None: nothing limits the target."""
+        if wanted_bytes is not None:
+            known = wanted_bytes if self.typical_bytes is None else self.typical_bytes
+            self.typical_bytes = known + (wanted_bytes - known) // TYPICAL_OF
         if room_bytes is None or wanted_bytes is None:
             return None
         room = room_bytes - self.reserved_bytes(now)

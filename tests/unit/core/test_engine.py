@@ -25,7 +25,7 @@ from edgeguardd.core.events import (
     TargetAdded,
     TargetDropped,
 )
-from edgeguardd.core.model import AckStatus, Action, Counters, InForce, Level, Outcome, Report, Role, Sample
+from edgeguardd.core.model import AckEffect, AckStatus, Action, Counters, InForce, Level, Outcome, Report, Role, Sample
 from tests.support.script import MIB, Script, actions, commands, of, outcomes, usage
 
 
@@ -271,13 +271,24 @@ def test_freed_bytes_are_measured_not_believed() -> None:
 
 
 def test_done_without_effect_counts_as_failure_and_escalates_at_once() -> None:
-    """A liar is not believed: the next rung is asked in the same moment."""
+    """A liar is not believed: a quarter of a second later the next rung is asked. `logical` is believed at once."""
+    for effect, within_s in [(AckEffect.RELEASED, 0.3), (AckEffect.LOGICAL, 0.0), (AckEffect.NONE, 0.0)]:
+        script = Script()
+        script.join()
+        (trim,) = commands(script.need(700))
+        effects = script.ack(trim, effect=effect) + script.pass_time(within_s, every=0.1)
+        assert outcomes(effects)[0] == ("trim_kv_cache", "ineffective"), effect
+        assert actions(effects) == ["trim_kv_cache", "reduce_batch"], effect
+
+
+def test_bytes_that_leave_a_moment_after_done_count() -> None:
+    """Another thread of the server frees: the sample after the ack shows it, and the trim is done."""
     script = Script()
     script.join()
     (trim,) = commands(script.need(700))
-    effects = script.ack(trim)
-    assert outcomes(effects)[0] == ("trim_kv_cache", "ineffective")
-    assert actions(effects) == ["trim_kv_cache", "reduce_batch"]
+    assert outcomes(script.ack(trim)) == []
+    script.now += 0.1
+    assert outcomes(script.need(500)) == [("trim_kv_cache", "done")]
 
 
 def test_no_answer_by_the_deadline_escalates() -> None:
