@@ -1,6 +1,7 @@
 """python -m edgeguardd.cli.reference DIR: the reference pages, made from the tables that the program itself obeys.
 
-Writes DIR/config.md, cli.md and protocol.md; --example FILE also writes the commented example configuration.
+Writes DIR/config.md, cli.md and protocol.md; --example FILE also writes the commented example configuration,
+--policy FILE fills the tables and diagrams of docs/explanation/policy.md.
 Must not: hold facts of its own. Upstream: configtable, configtext, the argument parsers, protocolpage.
 Downstream: docs/reference, packaging/config; `make docs` and a test.
 """
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from edgeguardd.cli import edgeguardctl, edgeguardd, protocolpage
+from edgeguardd.cli import edgeguardctl, edgeguardd, policytext, protocolpage
 from edgeguardd.core import configtable as table
 from edgeguardd.core import configtext
 from edgeguardd.core.configtable import Section
@@ -77,10 +78,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="where the pages go, such as docs/reference")
     parser.add_argument("--example", metavar="FILE", type=Path, help="also write the commented example configuration")
+    parser.add_argument("--policy", metavar="FILE", type=Path, help="also fill the generated blocks of this page")
     args = parser.parse_args(argv)
     written = {args.directory / name: text for name, text in pages().items()}
     if args.example is not None:
         written[args.example] = configtext.example()
+    if args.policy is not None:
+        written[args.policy] = policytext.fill(args.policy.read_text())
     for path, text in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -329,8 +329,7 @@ class Engine:
             return
         target.path = event.path
         target.policy = target.ledger.policy = event.policy
-        if target.relief.phase is Phase.UNAVAILABLE:
-            target.relief = Relief()
+        target.relief.renew()
         self._judge(target, now, out)
 
     def _dropped(self, event: TargetDropped, now: float, out: list[Effect]) -> None:

@@ -26,6 +26,15 @@ from edgeguardd.core.limits import (
 )
 from edgeguardd.core.model import Counters, Level, Sample, Usage
 
+# counter, the level it calls for at least, whether an ancestor's counts as well; the loudest first
+COUNTER_LEVELS = (
+    ("oom_group_kill", Level.EMERGENCY, False),
+    ("oom_kill", Level.EMERGENCY, False),
+    ("oom", Level.EMERGENCY, True),
+    ("max", Level.CRITICAL, True),
+    ("high", Level.HIGH, True),
+)
+
 # The kernel counts refaults in pages; on kernels with larger pages the rate is underestimated.
 PAGE_BYTES = 4096
 
@@ -225,14 +234,10 @@ def _note_high(gauge: Gauge, now: float) -> None:
 
 def _counter_level(delta: Counters, local: bool) -> tuple[Level, str] | None:
     """The level that counter movements call for at least, and the counter that calls loudest."""
-    rows = (
-        ("oom_group_kill", Level.EMERGENCY, local),
-        ("oom_kill", Level.EMERGENCY, local),
-        ("oom", Level.EMERGENCY, True),
-        ("max", Level.CRITICAL, True),
-        ("high", Level.HIGH, True),
+    called = (
+        (level, key) for key, level, of_ancestors in COUNTER_LEVELS if (local or of_ancestors) and getattr(delta, key)
     )
-    return next(((level, key) for key, level, counts in rows if counts and getattr(delta, key)), None)
+    return next(called, None)
 
 
 # What is learned on the way

@@ -3,10 +3,6 @@
 Must not: write limits (the shell does, and writes the old value down first). Upstream: config, effects. Downstream:
 engine. A process 2-3 MiB over a 20 MiB memory.high needed 13.5 s to free half of its memory, 0.06 s with the limit
 lifted (Linux 6.1).
-
-    resting --trim asked, limit crossed or about to be--> asked --LimitRaised--> lifted --no trim left--> returning
-       ^                                                    |                                              |
-       +------------------- ReliefFailed -------------------+------------------ LimitPutBack --------------+
 """
 
 import enum
@@ -36,6 +32,17 @@ class Phase(enum.StrEnum):
     UNAVAILABLE = "unavailable"
 
 
+# phase, what happened -> phase. docs/explanation/policy.md draws it.
+MOVES: dict[tuple[Phase, str], Phase] = {
+    (Phase.RESTING, "trim asked, limit crossed or about to be"): Phase.ASKED,
+    (Phase.ASKED, "limit raised"): Phase.LIFTED,
+    (Phase.ASKED, "cannot be raised"): Phase.UNAVAILABLE,
+    (Phase.LIFTED, "no trim on its way"): Phase.RETURNING,
+    (Phase.RETURNING, "put back, or changed by somebody else"): Phase.RESTING,
+    (Phase.UNAVAILABLE, "new configuration"): Phase.RESTING,
+}
+
+
 class Relief(Struct):
     """The relief of one target."""
 
@@ -51,26 +58,36 @@ class Relief(Struct):
     def follow(self, target: str, policy: Policy, own: Usage | None, trimming: bool, out: list[Effect]) -> None:
         """After each step of the ledger: lift while a trim is on its way, put back when none is."""
         if self.phase is Phase.LIFTED and not trimming:
-            self.phase = Phase.RETURNING
+            self._move("no trim on its way")
             out.append(PutBackLimit(target))
         elif self.phase is Phase.RESTING and trimming and policy.relief and own is not None:
             to_bytes = lifted_to(policy, own)
             if to_bytes is not None and own.high_bytes is not None:
-                self.phase = Phase.ASKED
+                self._move("trim asked, limit crossed or about to be")
                 # Before the commands that went out in this same step: who reads them should not sleep first.
                 out.insert(0, RaiseLimit(target, own.high_bytes, to_bytes))
 
     def raised(self, high_bytes: int, raised_bytes: int) -> None:
         """The shell has lifted the limit."""
-        self.phase, self.high_bytes, self.raised_bytes = Phase.LIFTED, high_bytes, raised_bytes
+        self._move("limit raised")
+        self.high_bytes, self.raised_bytes = high_bytes, raised_bytes
 
     def put_back(self) -> None:
         """The limit is not ours any more."""
-        self.phase, self.high_bytes, self.raised_bytes = Phase.RESTING, None, None
+        self._move("put back, or changed by somebody else")
+        self.high_bytes = self.raised_bytes = None
 
     def failed(self) -> None:
         """The shell cannot lift this limit: no further try until the target or the configuration is new."""
-        self.phase = Phase.UNAVAILABLE
+        self._move("cannot be raised")
+
+    def renew(self) -> None:
+        """A new configuration may have made it possible."""
+        self._move("new configuration")
+
+    def _move(self, what: str) -> None:
+        """The next phase; what does not belong to this one (an answer that came late) changes nothing."""
+        self.phase = MOVES.get((self.phase, what), self.phase)
 
 
 def lifted_to(policy: Policy, own: Usage) -> int | None:

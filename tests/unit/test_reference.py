@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgeguardd.cli import edgeguardctl, protocoltext, reference
+from edgeguardd.cli import edgeguardctl, policytext, protocoltext, reference
 from edgeguardd.cli.protocolpage import page, type_words
 from edgeguardd.core import configtable, wire
 from edgeguardd.core.config import Config
@@ -35,6 +35,13 @@ def test_the_example_is_up_to_date_and_means_the_defaults(tmp_path: Path) -> Non
     assert reference.main([str(tmp_path), "--example", str(tmp_path / "example.toml")]) == 0
     assert EXAMPLE.read_text() == (tmp_path / "example.toml").read_text()
     assert read(EXAMPLE.read_bytes(), "example") == Config()
+
+
+def test_the_policy_page_is_up_to_date() -> None:
+    """Its tables and diagrams are those of the code, and every block is there."""
+    page = (ROOT / "docs/explanation/policy.md").read_text()
+    assert policytext.fill(page) == page, "docs/explanation/policy.md is out of date: run `make docs`"
+    assert set(re.findall(r"<!-- generated: (\w+) -->", page)) == set(policytext.BLOCKS)
 
 
 def test_every_key_and_every_command_is_on_its_page() -> None:
