@@ -253,8 +253,9 @@ class Daemon:
     def _from_peer(self, event: Event) -> None:
         """A fact from a subscriber. A final ack is judged by memory as it is now, not as it was."""
         if isinstance(event, AckReceived) and event.status is not AckStatus.ACCEPTED:
-            home = self._homes.get(event.subscriber)
-            if home is not None:
+            home = self._homes.get(event.subscriber, "")
+            target = self.engine.targets.get(home)
+            if target is not None and event.seq in target.ledger.outstanding:
                 self.targets.sample_now(home)
         self.emit(event)
         if isinstance(event, SubscriberLeft):
@@ -269,17 +270,18 @@ class Daemon:
             if wanted is not None and wanted not in self.engine.targets:
                 raise ProtocolError("unknown_target", f"cannot observe {wanted}: no such target")
             return wanted
-        home = peers.cgroup_of(peer.pid)
         if wanted is None or wanted == "self":
             if not self.config.self_targets:
                 raise ProtocolError("not_allowed", 'cannot guard "self": self_targets is off; name a target')
-            return self.targets.guard_peer(home, self.config.defaults)
+            return self.targets.guard_peer(peers.cgroup_of(peer.pid), self.config.defaults)
         if wanted not in self.engine.targets:
             raise ProtocolError("unknown_target", f"cannot serve {wanted}: no such target; see edgeguardctl status")
-        if peer.uid not in self.config.socket.allow_uids and not self.targets.contains(wanted, home):
-            raise ProtocolError(
-                "not_allowed", f"cannot serve {wanted}: you are in {home}, and uid {peer.uid} is not in allow_uids"
-            )
+        if peer.uid not in self.config.socket.allow_uids:
+            home = peers.cgroup_of(peer.pid)
+            if not self.targets.contains(wanted, home):
+                raise ProtocolError(
+                    "not_allowed", f"cannot serve {wanted}: you are in {home}, and uid {peer.uid} is not in allow_uids"
+                )
         return self.targets.join_peer(wanted)
 
     # Time
@@ -301,7 +303,7 @@ class Daemon:
 
     def _tell_systemd_status(self) -> None:
         worst = self.engine.worst_level()
-        raised = sum(1 for target in self.engine.targets.values() if target.gauge.level > Level.NORMAL)
+        raised = sum(1 for target in self.engine.targets.values() if target.level > Level.NORMAL)
         line = f"{worst.word}: {len(self.engine.targets)} targets, {raised} above normal"
         if line != self._status_line:
             self._status_line = line

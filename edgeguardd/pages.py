@@ -12,10 +12,11 @@ import msgspec
 from msgspec import to_builtins
 
 from edgeguardd import __version__
-from edgeguardd.core import policy as policies
+from edgeguardd.core import limits
 from edgeguardd.core.config import SamplingConfig
 from edgeguardd.core.effects import CommandEnded
-from edgeguardd.core.engine import Engine, Target
+from edgeguardd.core.engine import Engine
+from edgeguardd.core.target import Target
 from edgeguardd.kernel.guarded import TargetStatus
 from edgeguardd.kernel.targets import Targets
 from edgeguardd.metrics import CONTENT_TYPE, Metrics
@@ -113,8 +114,8 @@ def _target(target: Target, watched: TargetStatus | None, now: float) -> dict[st
         "path": target.path,
         "present": target.present,
         "watch": None if watched is None else watched.watch,
-        "level": gauge.level.word,
-        "reason": gauge.reason,
+        "level": target.level.word,
+        "reason": target.reason,
         "needed_bytes": gauge.needed_bytes,
         "current_bytes": None if own is None else own.current_bytes,
         "static_bytes": target.static_bytes,
@@ -124,7 +125,7 @@ def _target(target: Target, watched: TargetStatus | None, now: float) -> dict[st
         "headroom_bytes": None if pressure is None else pressure.headroom_bytes,
         "used_ratio": None if pressure is None else round(pressure.ratio, 4),
         "marks": None if pressure is None else _marks(target, pressure),
-        "growth_bytes_per_s": round(gauge.growth_bytes_per_s),
+        "growth_bytes_per_s": round(gauge.growth.bytes_per_s),
         "rung": target.ledger.rung.word,
         "exhausted": target.ledger.exhausted,
         "in_force": to_builtins(target.ledger.in_force()),
@@ -159,9 +160,6 @@ def _commands(ended: Iterable[CommandEnded]) -> list[dict[str, Any]]:
     ]
 
 
-def _marks(target: Target, pressure: policies.Pressure) -> dict[str, int]:
-    return {
-        "elevated_bytes": policies.mark_bytes(target.policy.elevated, pressure),
-        "high_bytes": policies.mark_bytes(target.policy.high, pressure),
-        "critical_bytes": policies.mark_bytes(target.policy.critical, pressure),
-    }
+def _marks(target: Target, pressure: limits.Pressure) -> dict[str, int]:
+    at = limits.marks(target.policy, pressure)
+    return {name: getattr(at, name) for name in at.__struct_fields__}

@@ -7,9 +7,9 @@ The same events at the same times give the same effects, always: that is what ma
 
 from typing import assert_never
 
+from edgeguardd.core import limits, resort
 from edgeguardd.core import machine as machines
 from edgeguardd.core import policy as policies
-from edgeguardd.core import resort
 from edgeguardd.core.admission import RESERVATION_S
 from edgeguardd.core.config import Config, MachineConfig, SamplingConfig
 from edgeguardd.core.effects import (
@@ -22,6 +22,7 @@ from edgeguardd.core.effects import (
     PutBackLimit,
     Refuse,
     SampleEvery,
+    SetTimer,
     Welcome,
 )
 from edgeguardd.core.events import (
@@ -100,7 +101,7 @@ class Engine:
             case CgroupVanished():
                 self._vanished(event, now, out)
             case SampleFailed():
-                self._degraded(event, out)
+                self._degraded(event, now, out)
             case KillsNearRemoval():
                 near: dict[str, Fact] = {"target": event.target, "parent": event.parent, "kills": event.kills}
                 out.append(Note("warning", "kills_near_removal", near))
@@ -166,6 +167,7 @@ class Engine:
             target.level, target.reason = level, reason
             if level is Level.NORMAL:
                 target.recycling_noted = False
+        self._note_marks(target, out)
         target.ledger.follow(at, out)
         self._after(target, at, out)
         interval_s = policies.sampling_interval(target.gauge, target.policy, self._sampling)
@@ -182,11 +184,19 @@ class Engine:
         target.relief.follow(target.name, target.policy, own, target.ledger.commands.trimming, out)
         resort.follow(target, at, out)
 
-    def _degraded(self, event: SampleFailed, out: list[Effect]) -> None:
+    def _degraded(self, event: SampleFailed, now: float, out: list[Effect]) -> None:
         target = self.targets.get(event.target)
         if target is not None and target.degraded != event.reason:
             target.degraded = event.reason
             out.append(Note("warning", "target_degraded", {"target": target.name, "reason": event.reason}))
+            out.append(SetTimer(f"blind:{target.name}", now + target.policy.dwell_s))
+
+    def _age(self, target: Target, now: float, out: list[Effect]) -> None:
+        """While nothing can be read, a level that only counters called for falls back to what was last seen."""
+        if target.degraded is not None:
+            policies.age(target.gauge)
+            self._follow(target, now, out)
+            out.append(SetTimer(f"blind:{target.name}", now + target.policy.dwell_s))
 
     def _appeared(self, event: CgroupAppeared, out: list[Effect]) -> None:
         target = self.targets.get(event.target)
@@ -318,6 +328,10 @@ class Engine:
                 target.ledger.verified(int(seq), at, out)
             case "restore":
                 target.ledger.restore_due(at, out)
+            case "owed":
+                target.ledger.restore_owed(at, out)
+            case "blind":
+                self._age(target, now, out)
             case "thaw":
                 resort.thaw(target, out)
         self._after(target, at, out)
@@ -348,6 +362,16 @@ class Engine:
         out.append(Note("info", "configuration_in_force", {"targets": len(config.targets)}))
 
     # Helpers
+
+    def _note_marks(self, target: Target, out: list[Effect]) -> None:
+        """Say once that a mark lies at or below what the target holds at rest: it cannot be kept as it is written."""
+        pressure = target.gauge.pressure
+        if pressure is None or target.marks_noted == pressure.static_bytes:
+            return
+        target.marks_noted = pressure.static_bytes
+        if limits.unmeetable(target.policy, pressure):
+            fields: dict[str, Fact] = {"target": target.name, "static_bytes": pressure.static_bytes}
+            out.append(Note("warning", "marks_below_rest", {**fields, "limit_bytes": pressure.limit_bytes}))
 
     def _situation(self, target: Target, now: float) -> Situation:
         return target.situation(now, share_of(target, self.targets.values(), self.machine))

@@ -21,7 +21,11 @@ FLOOR_GROWTH_SHARE = 0.02
 
 # A restore may include loading a model again; a wrong guess here only delays the retry.
 RESTORE_DEADLINE_S = 30.0
-RESTORE_ATTEMPTS = 3
+
+# A restore that failed is tried again after a pause that doubles; after so many it is said, and tried on.
+RESTORE_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+RESTORE_ATTEMPTS_SAID = 3
 
 # Requests are let in again when there is room for so many of them: one would close the gate at once.
 REOPEN_REQUESTS = 2
@@ -36,13 +40,19 @@ _ANSWERS = frozenset({Outcome.INEFFECTIVE, Outcome.FAILED, Outcome.UNSUPPORTED})
 
 
 class Subscriber(Struct):
-    """One inference server of this target. `applied` is what it was last told of each lasting action."""
+    """One inference server of this target.
+
+    applied  the lasting steps that need not be asked again: on their way, or done
+    told     the lasting steps that may be in force there: a server that answers late, or says `failed`, may have obeyed
+    """
 
     id: int
     name: str
     supports: frozenset[Action]
     applied: dict[Action, Parameters] = {}
+    told: dict[Action, Parameters] = {}
     restore_attempts: int = 0
+    restore_at: float | None = None
 
 
 class Ledger:
@@ -68,6 +78,7 @@ class Ledger:
         self._round_answered = False
         self._rest_bytes: int | None = None
         self._climbed_at_bytes: int | None = None
+        self._freed_since_climb = False
         self._restore_armed = False
 
     @property
@@ -90,8 +101,7 @@ class Ledger:
     def join(self, subscriber: Subscriber, at: Situation, out: list[Effect]) -> None:
         """A server subscribed: it gets the present rung at once."""
         self.subscribers[subscriber.id] = subscriber
-        for step in self.policy.ladder.rung(self.rung):
-            self._ask(subscriber, step, at, out)
+        self._ask_rung(subscriber, at, out)
 
     def leave(self, subscriber_id: int, at: Situation, out: list[Effect]) -> None:
         """A server is gone: its commands are lost, and others may have to give more."""
@@ -172,9 +182,11 @@ class Ledger:
     def _climb(self, to: Level, at: Situation, out: list[Effect]) -> None:
         self.rung = to
         self._climbed_at_bytes = at.needed_bytes
+        self._freed_since_climb = False
         self._disarm_restore(out)
         self._begin_round(at)
-        self._ask_all(at, out)
+        for subscriber in self.subscribers.values():
+            self._ask_rung(subscriber, at, out)
         if self.helpless():
             self._note_nobody(at, out)
 
@@ -182,20 +194,25 @@ class Ledger:
         self.exhausted = False
         self._rest_bytes = None
         self._begin_round(at)
-        self._ask_all(at, out)
+        for subscriber in self._idle():
+            self._ask_rung(subscriber, at, out)
+
+    def _idle(self) -> list[Subscriber]:
+        """Those who have answered: one server's long command does not hold up the others."""
+        busy = {o.subscriber for o in self.outstanding.values() if o.command.action is not Action.RESTORE}
+        return [subscriber for subscriber in self.subscribers.values() if subscriber.id not in busy]
 
     def _begin_round(self, at: Situation) -> None:
         self._repeat_at = at.now + self.policy.repeat_s
         self._round_helped = self._round_answered = False
         self.rejecting = self._must_reject(at)
 
-    def _ask_all(self, at: Situation, out: list[Effect]) -> int:
-        """Ask everybody for every step of the rung; how many commands went out."""
-        steps = self.policy.ladder.rung(self.rung)
-        return sum(self._ask(subscriber, step, at, out) for subscriber in self.subscribers.values() for step in steps)
+    def _ask_rung(self, subscriber: Subscriber, at: Situation, out: list[Effect]) -> None:
+        for step in self.policy.ladder.rung(self.rung):
+            self._ask(subscriber, step, at, out)
 
     def _may_repeat(self, at: Situation) -> bool:
-        if not at.pressing or self.rung is Level.NORMAL or at.now < self._repeat_at or self.outstanding:
+        if not at.pressing or self.rung is Level.NORMAL or at.now < self._repeat_at or not self._idle():
             return False
         return self._rest_bytes is None or self._has_grown(at, self._rest_bytes)
 
@@ -240,7 +257,7 @@ class Ledger:
         if step.action is not Action.TRIM_KV_CACHE:
             if subscriber.applied.get(step.action) == parameters:
                 return False
-            subscriber.applied[step.action] = parameters
+            subscriber.applied[step.action] = subscriber.told[step.action] = parameters
         self.commands.send(subscriber.id, step.action, parameters, step.deadline_s, at, out)
         return True
 
@@ -254,11 +271,13 @@ class Ledger:
         if outcome is Outcome.DONE:
             self._round_helped = True
             if action is Action.TRIM_KV_CACHE and one.command.parameters.release_bytes:
+                self._freed_since_climb = True
                 self._lead.learn(at.now - one.sent_at)
         elif outcome in _ANSWERS:
             self._round_answered = True
         if outcome is Outcome.UNSUPPORTED:
             subscriber.supports -= {action}
+            subscriber.told.pop(action, None)
         if outcome not in (Outcome.DONE, Outcome.INEFFECTIVE):
             subscriber.applied.pop(action, None)
         self._judge_round(at, out)
@@ -285,18 +304,20 @@ class Ledger:
                 for step in self.policy.ladder.rung(self.rung):
                     if step.action is Action.REJECT_REQUESTS:
                         self._ask(subscriber, step, at, out)
-            elif subscriber.applied.pop(Action.REJECT_REQUESTS, None) is not None:
-                subscriber.restore_attempts = 0
-                self._restore(subscriber, at, out)
+            elif Action.REJECT_REQUESTS in subscriber.told:
+                subscriber.applied.pop(Action.REJECT_REQUESTS, None)
+                self._restore_anew(subscriber, at, out)
 
     # Restoring
 
     def _must_hold(self, at: Situation) -> bool:
-        """A rung above the level was reached because less did not help. It stays while memory is critical or grows;
-        a target that merely rests at its floor gets its capacity back."""
-        if not at.pressing or at.needed_bytes is None:
+        """A rung above the level was reached because less did not help. It stays while memory is critical or grows, and
+        until a trim has helped or the ladder has ended: a target that rests at its floor gets its capacity back."""
+        if not at.pressing or at.needed_bytes is None or not self.subscribers:
             return False
-        return at.level >= Level.CRITICAL or self._has_grown(at, self._climbed_at_bytes)
+        if at.level >= Level.CRITICAL or self._has_grown(at, self._climbed_at_bytes):
+            return True
+        return not self.exhausted and not self._freed_since_climb
 
     def _has_grown(self, at: Situation, since_bytes: int | None) -> bool:
         if since_bytes is None or at.needed_bytes is None:
@@ -313,15 +334,23 @@ class Ledger:
         self.rung = to
         self.rejecting = self._must_reject(at)
         for subscriber in self.subscribers.values():
-            wanted = self._lasting_steps(subscriber, at)
-            if subscriber.applied != wanted:
-                subscriber.applied = wanted
-                subscriber.restore_attempts = 0
-                self._restore(subscriber, at, out)
+            subscriber.applied = self._lasting_steps(subscriber, at)
+            if subscriber.told != subscriber.applied:
+                self._restore_anew(subscriber, at, out)
         if to is Level.NORMAL:
             self.exhausted = False
             self._rest_bytes = None
             out.append(Note("info", "restored", {"target": self.target, "subscribers": len(self.subscribers)}))
+
+    def restore_owed(self, at: Situation, out: list[Effect]) -> None:
+        """The pause after a failed restore is over for somebody."""
+        for subscriber in self.subscribers.values():
+            if subscriber.restore_at is not None and subscriber.restore_at <= at.now:
+                self._restore(subscriber, at, out)
+
+    def _restore_anew(self, subscriber: Subscriber, at: Situation, out: list[Effect]) -> None:
+        subscriber.restore_attempts = 0
+        self._restore(subscriber, at, out)
 
     def _restore(self, subscriber: Subscriber, at: Situation, out: list[Effect]) -> None:
         state = self.in_force()
@@ -331,6 +360,7 @@ class Ledger:
             model_loaded=state.model_loaded,
         )
         subscriber.restore_attempts += 1
+        subscriber.restore_at = None
         self.commands.send(subscriber.id, Action.RESTORE, parameters, RESTORE_DEADLINE_S, at, out)
 
     def _lasting_steps(self, subscriber: Subscriber, at: Situation) -> dict[Action, Parameters]:
@@ -343,10 +373,17 @@ class Ledger:
         }
 
     def _after_restore(self, subscriber: Subscriber, outcome: Outcome, at: Situation, out: list[Effect]) -> None:
+        """What was restored is not in force any more; what could not be is tried again, for as long as it is owed."""
         if outcome is Outcome.DONE:
-            subscriber.restore_attempts = 0
-        elif subscriber.restore_attempts < RESTORE_ATTEMPTS and outcome is not Outcome.UNSUPPORTED:
-            self._restore(subscriber, at, out)
-        else:
+            subscriber.told = dict(subscriber.applied)
+            return
+        if subscriber.restore_attempts == RESTORE_ATTEMPTS_SAID or outcome is Outcome.UNSUPPORTED:
             fields: dict[str, Fact] = {"target": self.target, "subscriber": subscriber.name, "outcome": outcome.value}
             out.append(Note("error", "restore_failed", fields))
+        if outcome is not Outcome.UNSUPPORTED:
+            pause_s = min(LONGEST_PAUSE_S, RESTORE_PAUSE_S * 2.0 ** min(subscriber.restore_attempts, 8))
+            subscriber.restore_at = at.now + pause_s
+            out.append(SetTimer(f"owed:{self.target}", self._first_owed()))
+
+    def _first_owed(self) -> float:
+        return min(s.restore_at for s in self.subscribers.values() if s.restore_at is not None)

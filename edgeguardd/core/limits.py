@@ -67,34 +67,65 @@ def lifted(pressure: Pressure, by_bytes: int) -> Pressure:
     return structs.replace(pressure, needed_bytes=pressure.needed_bytes + by_bytes) if by_bytes else pressure
 
 
+class Marks(Struct, frozen=True):
+    """The needed bytes at which each level begins under one limit. They rise, and none is met at rest."""
+
+    elevated_bytes: int
+    high_bytes: int
+    critical_bytes: int
+
+
+def marks(policy: Policy, pressure: Pressure) -> Marks:
+    """The marks under this limit.
+
+    Marks in bytes of headroom and marks in shares may cross, and headroom may be more than there is above what the
+    target holds at rest: a lower level then begins with the higher one at the latest, and none below the least mark.
+    """
+    least = _least_mark(policy, pressure)
+    critical = max(least, _mark_bytes(policy.critical, pressure))
+    high = max(least, min(critical, _mark_bytes(policy.high, pressure)))
+    elevated = max(least, min(high, _mark_bytes(policy.elevated, pressure)))
+    return Marks(elevated, high, critical)
+
+
+def unmeetable(policy: Policy, pressure: Pressure) -> bool:
+    """Whether some mark, as it is written, would be met at rest."""
+    least = _least_mark(policy, pressure)
+    return any(_mark_bytes(mark, pressure) < least for mark in (policy.elevated, policy.high, policy.critical))
+
+
 def mark_level(policy: Policy, pressure: Pressure) -> Level:
     """The highest level whose mark is reached."""
-    if reached(policy.critical, pressure):
+    at = marks(policy, pressure)
+    if pressure.needed_bytes >= at.critical_bytes:
         return Level.CRITICAL
-    if reached(policy.high, pressure):
+    if pressure.needed_bytes >= at.high_bytes:
         return Level.HIGH
-    if reached(policy.elevated, pressure):
+    if pressure.needed_bytes >= at.elevated_bytes:
         return Level.ELEVATED
     return Level.NORMAL
 
 
-def mark_bytes(mark: Mark, pressure: Pressure) -> int:
-    """The needed bytes at which a mark is reached under this limit."""
-    if mark.headroom_bytes is not None:
-        return pressure.limit_bytes - mark.headroom_bytes
-    ratio = mark.ratio if mark.ratio is not None else 1.0
-    return pressure.static_bytes + int(ratio * (pressure.limit_bytes - pressure.static_bytes))
-
-
-def reached(mark: Mark, pressure: Pressure) -> bool:
-    """Whether needed bytes are at or over a mark."""
-    return pressure.needed_bytes >= mark_bytes(mark, pressure)
+def slack_bytes(policy: Policy, pressure: Pressure) -> int:
+    """The hysteresis under this limit, in bytes."""
+    return int(policy.hysteresis_ratio * (pressure.limit_bytes - pressure.static_bytes))
 
 
 def release_goal(policy: Policy, pressure: Pressure) -> int:
     """The needed bytes that a trim should bring the limit down to: below elevated by the hysteresis."""
-    slack = int(policy.hysteresis_ratio * (pressure.limit_bytes - pressure.static_bytes))
-    return max(pressure.static_bytes, mark_bytes(policy.elevated, pressure) - slack)
+    return max(pressure.static_bytes, marks(policy, pressure).elevated_bytes - slack_bytes(policy, pressure))
+
+
+def _least_mark(policy: Policy, pressure: Pressure) -> int:
+    """Twice the hysteresis above rest: a target at rest is below every mark, and by the hysteresis below it."""
+    return pressure.static_bytes + 2 * slack_bytes(policy, pressure)
+
+
+def _mark_bytes(mark: Mark, pressure: Pressure) -> int:
+    if mark.headroom_bytes is not None:
+        return pressure.limit_bytes - mark.headroom_bytes
+    ratio = mark.ratio if mark.ratio is not None else 1.0
+    return pressure.static_bytes + int(ratio * (pressure.limit_bytes - pressure.static_bytes))
 
 
 def needed(usage: Usage) -> int:

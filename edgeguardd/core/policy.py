@@ -17,11 +17,11 @@ from edgeguardd.core.limits import (
     Pressure,
     describe,
     lifted,
-    mark_bytes,
     mark_level,
+    marks,
     needed,
     pressure_of,
-    reached,
+    slack_bytes,
     worst_pressure,
 )
 from edgeguardd.core.model import Counters, Level, Sample, Usage
@@ -135,7 +135,7 @@ def count(
     if level < Level.EMERGENCY or not moved.local:
         usage = next((u for u in sample.usages if u.path == moved.path), None)
         near = None if usage is None else pressure_of(usage, static_of(gauge, static_bytes))
-        if near is None or not reached(policy.elevated, lifted(near, gauge.evicted_bytes)):
+        if near is None or mark_level(policy, lifted(near, gauge.evicted_bytes)) is Level.NORMAL:
             return f"{key} moved while needed bytes are far from the limit: page cache is being recycled"
         if moved.delta.high:
             _note_high(gauge, now)
@@ -162,7 +162,7 @@ def sampling_interval(gauge: Gauge, policy: Policy, sampling: SamplingConfig) ->
         return sampling.slow_s
     if gauge.level > Level.NORMAL or gauge.refault_bytes_per_s >= policy.thrash_ratio_per_s * pressure.limit_bytes:
         return sampling.fast_s
-    until_mark_s = gauge.growth.time_to(mark_bytes(policy.elevated, pressure) - pressure.needed_bytes)
+    until_mark_s = gauge.growth.time_to(marks(policy, pressure).elevated_bytes - pressure.needed_bytes)
     if until_mark_s is None:
         return sampling.slow_s
     return min(sampling.slow_s, max(sampling.fast_s, until_mark_s / SAMPLES_TO_MARK))
@@ -310,6 +310,13 @@ def _lower(gauge: Gauge, policy: Policy, called: Level, now: float) -> None:
         gauge.reason = f"below the mark for {dwell_s:g} s: {describe(gauge.pressure)}"
 
 
+def age(gauge: Gauge) -> None:
+    """One step down towards what was last seen, where nothing can be seen any more."""
+    if gauge.level > gauge.called:
+        gauge.level = Level(gauge.level - 1)
+        gauge.reason = "nothing was counted for the dwell time, and nothing can be read"
+
+
 def dwell(gauge: Gauge, policy: Policy) -> float:
     """How long a mark has to be undercut before the level falls: longer for a target that flaps."""
     return float(policy.dwell_s * 2**gauge.flaps)
@@ -319,5 +326,4 @@ def _held_level(policy: Policy, pressure: Pressure | None) -> Level:
     """The level that needed bytes plus the hysteresis would have: what holds a level up."""
     if pressure is None:
         return Level.NORMAL
-    slack = int(policy.hysteresis_ratio * (pressure.limit_bytes - pressure.static_bytes))
-    return mark_level(policy, lifted(pressure, slack))
+    return mark_level(policy, lifted(pressure, slack_bytes(policy, pressure)))

@@ -47,6 +47,7 @@ class Target(Struct):
     degraded: str | None = None
     interval_s: float | None = None
     recycling_noted: bool = False
+    marks_noted: int | None = None
     # last resort: (level, place in its list) -> when it was last run
     resorted_at: dict[tuple[int, int], float] = {}
     resorting: bool = False
@@ -119,4 +120,4 @@ class Target(Struct):
     def room_bytes(self) -> int | None:
         """What may still be taken below the critical mark; None: nothing limits it."""
         pressure = self.gauge.pressure
-        return None if pressure is None else limits.mark_bytes(self.policy.critical, pressure) - pressure.needed_bytes
+        return None if pressure is None else limits.marks(self.policy, pressure).critical_bytes - pressure.needed_bytes
