@@ -1,7 +1,7 @@
 """The cgroup v2 tree and the memory files of one cgroup in it.
 
-Must not: wait, follow removals (tree does), judge figures (core.policy does). Upstream: core.kernelfmt, core.procfmt.
-Downstream: tree, nodes, targets.
+Must not: wait, follow removals (tree does), judge figures (core.policy does). Upstream: core.kernelfmt, core.procfmt,
+pressure. Downstream: tree, nodes, targets.
 """
 
 import errno
@@ -13,6 +13,7 @@ from edgeguardd.core import kernelfmt, procfmt
 from edgeguardd.core.model import Counters, Usage
 from edgeguardd.core.text import printable
 from edgeguardd.errors import EdgeguardError, FormatError, KernelError, TargetError
+from edgeguardd.kernel.pressure import MEMORY_PRESSURE, PressureFile
 
 EVENTS: Final = "memory.events"
 EVENTS_LOCAL: Final = "memory.events.local"
@@ -70,6 +71,7 @@ class Node:
         """
         self.path = path
         self.fault: str | None = None
+        self.pressure = PressureFile(MEMORY_PRESSURE, f"{full_path}/{MEMORY_PRESSURE}", dir_fd)
         self._full_path = full_path
         self._dir_fd = dir_fd
         self._own = own
@@ -104,7 +106,8 @@ class Node:
     def usage(self) -> Usage:
         """The figures. Raises FormatError, KernelError, CgroupGoneError.
 
-        memory.stat or swap files that cannot be used leave their figures unknown, and the reason in `fault`.
+        memory.stat or swap files that cannot be used leave their figures unknown, and the reason in `fault`. Pressure
+        that cannot be read is no fault of the cgroup: the reason stays in `pressure`.
         """
         self.fault = None
         current_bytes = self._figure(CURRENT)
@@ -124,6 +127,8 @@ class Node:
             swap_bytes=self._spare(lambda: self._figure(SWAP_CURRENT)),
             swap_max_bytes=self._spare(lambda: self._limit(SWAP_MAX)),
             refaults=kernelfmt.refaults(stat),
+            mapped_bytes=stat.get("file_mapped"),
+            psi_some_us=self.pressure.some_us(),
         )
 
     def limits(self) -> tuple[int | None, int | None]:
@@ -136,6 +141,7 @@ class Node:
             if fd != _MISSING:
                 os.close(fd)
         self._fds.clear()
+        self.pressure.close()
 
     def _events_name(self) -> str | None:
         names = (EVENTS,) if self._own else (EVENTS_LOCAL, EVENTS)

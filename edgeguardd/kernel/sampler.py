@@ -3,6 +3,7 @@
 Must not: know specs or peers (targets does), judge figures (core does). Upstream: nodes, tree. Downstream: targets.
 
     wake-up of a counter file ─┐
+    tasks wait for memory ─────┤
     timer of the target ───────┼─▶ _sample ─▶ SampleTaken | SampleFailed, then CountersMoved for each file that moved
     tree: cgroup is there ─────┘
 """
@@ -26,8 +27,12 @@ from edgeguardd.kernel.cgroupfs import CgroupGoneError, CgroupRoot
 from edgeguardd.kernel.guarded import Guarded, Link
 from edgeguardd.kernel.neighbourhood import Neighbourhood
 from edgeguardd.kernel.nodes import Nodes, Reading, Watched
+from edgeguardd.kernel.pressure import StallAlarm
 from edgeguardd.kernel.tree import Follower, Place, Tree
 from edgeguardd.kernel.wakeups import Wakeups
+
+# Sentences about PSI are said once each; garbled files could make many.
+_MAX_SAID = 64
 
 _NOTHING_COUNTED = Counters(*(0 for _ in Counters.__struct_fields__))
 
@@ -59,6 +64,7 @@ class Sampler:
         self._on_fault = on_fault
         self._wakeups = Wakeups(loop)
         self._nodes: Nodes[Guarded] = Nodes(root, self._wakeups, self._woken)
+        self._psi_said: set[str] = set()
 
     def start(self, target: Guarded, *, fresh: bool = False) -> None:
         """Begin to follow the target's path. `fresh`: its cgroup has just been made, so all that it counts is news."""
@@ -151,6 +157,13 @@ class Sampler:
         target.attached_at = self._clock()
         if place.parent is not None:
             target.neighbourhood = Neighbourhood(place.parent)
+        target.alarm = StallAlarm(
+            target.links[0].watched.node.pressure,
+            self._loop,
+            self._clock,
+            lambda: self.sample_now(target),
+            self._say_of_psi,
+        )
         self._emit(CgroupAppeared(target.name))
         self._sample(target, {})
 
@@ -178,6 +191,9 @@ class Sampler:
         if target.neighbourhood is not None:
             target.neighbourhood.close()
             target.neighbourhood = None
+        if target.alarm is not None:
+            target.alarm.close()
+            target.alarm = None
         if target.second_look is not None:
             target.second_look.cancel()
             target.second_look = None
@@ -267,8 +283,22 @@ class Sampler:
             target.errors += 1
             self._on_fault(f"{target.name} is watched in part only: {fault}")
         target.fault = fault
+        self._follow_stalls(target, own.usage.psi_some_us)
         usages = tuple(reading.usage for reading in readings if reading.usage is not None)
         self._emit(SampleTaken(Sample(target.name, usages)))
+
+    def _follow_stalls(self, target: Guarded, some_us: int | None) -> None:
+        if target.alarm is not None:
+            target.alarm.follow(target.policy.psi_ratio, some_us)
+        fault = target.links[0].watched.node.pressure.fault
+        if fault is not None:
+            self._say_of_psi(fault)
+
+    def _say_of_psi(self, sentence: str) -> None:
+        """Once, for all targets: everything works without."""
+        if sentence not in self._psi_said and len(self._psi_said) < _MAX_SAID:
+            self._psi_said.add(sentence)
+            self._on_fault(sentence)
 
     def _fail(self, target: Guarded, reason: str) -> None:
         """A target that cannot be read is told of once for each reason, and tried again by its timer."""

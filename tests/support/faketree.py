@@ -48,6 +48,11 @@ class FakeCgroup:
         self.write("memory.stat", "".join(f"{key} {value}\n" for key, value in figures.items()))
         self.write("memory.current", f"{figures['anon'] + figures['file'] + figures['kernel']}\n")
 
+    def pressure(self, some_us: int) -> None:
+        """Set the total of memory.pressure, which is not there before."""
+        line = f"avg10=0.00 avg60=0.00 avg300=0.00 total={some_us}"
+        self.write("memory.pressure", f"some {line}\nfull {line}\n")
+
     def limits(self, high_bytes: int | None = None, max_bytes: int | None = None) -> None:
         """Set memory.high and memory.max; None is "max"."""
         self.write("memory.high", f"{'max' if high_bytes is None else high_bytes}\n")
