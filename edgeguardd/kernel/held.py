@@ -186,13 +186,16 @@ def mib(size_bytes: int | None) -> str:
 def _processes_in(directory: int) -> list[int]:
     try:
         fd = os.open(PROCS, os.O_RDONLY | _FILE, dir_fd=directory)
-        with open(fd, "rb") as file:
-            return [int(line) for line in file if line.strip().isdigit()]
+        try:
+            data = b"".join(iter(lambda: os.read(fd, READ_BYTES), b""))
+        finally:
+            os.close(fd)
     except OSError as error:
         # A threaded cgroup does not say; the domain above it lists its processes (cgroup-v2.rst, "Threads").
         if error.errno == errno.EOPNOTSUPP:
             return []
         raise
+    return [int(line) for line in data.split() if line.isdigit()]
 
 
 def _directories_in(directory: int) -> list[str]:

@@ -232,8 +232,8 @@ def _rounded(size_bytes: int) -> int:
 def _write(raised: _Raised, limit_bytes: int | None) -> None:
     """Write memory.high without reclaiming in this thread. Raises CgroupGoneError, KernelError.
 
-    Down to 6.1 and before, a write below memory.current reclaims in the writer, O_NONBLOCK or not: 0.4 to 0.6 s for
-    64 MiB of mapped file, measured on 6.1. So that is left to a thread, and waited for only until the value stands.
+    On 6.1 a write below memory.current reclaims in the writer, O_NONBLOCK or not: 0.3 to 0.6 s for 64 MiB of mapped
+    file were measured. So that is left to a thread, and waited for only until the value stands.
     """
     cgroup, text = raised.cgroup, "max" if limit_bytes is None else str(limit_bytes)
     if limit_bytes is None or cgroup.number(CURRENT) <= limit_bytes:

@@ -19,6 +19,7 @@ from edgeguardd.kernel.held import HeldCgroup
 from edgeguardd.kernel.relief import KIND, Lifted, Relief
 from edgeguardd.state import StateDirectory
 from tests.support.faketree import MIB, FakeCgroup, FakeTree
+from tests.support.wait import eventually
 
 NOBODY = 65534
 BOOT = "11111111-2222-3333-4444-555555555555"
@@ -76,6 +77,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     found = Scene(tmp_path)
     yield found
     found.relief.close()
+    eventually(lambda: threading.active_count() == 1, what="every thread has ended")
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
