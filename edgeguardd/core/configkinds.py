@@ -18,6 +18,7 @@ from edgeguardd.core.text import printable
 T = TypeVar("T")
 
 MAX_SHOWN_CHARS = 60
+_QUOTE = '"'
 MAX_SIZE_BYTES = 2**63 - 1
 MAX_UID = 2**32 - 2  # 2^32 - 1 means "no user" to the kernel
 
@@ -68,6 +69,12 @@ def boolean() -> Kind:
     return Kind("true or false", parse, lambda value: "true" if value else "false")
 
 
+def switch(on: str, off: str) -> Kind:
+    """One of two words, for what may get more words than two one day."""
+    word = choice(on, off)
+    return Kind(word.accepts, lambda value: word.parse(value) == on, lambda value: quoted(on if value else off))
+
+
 def integer(low: int, high: int) -> Kind:
     """A whole number within bounds, both included."""
 
@@ -105,16 +112,17 @@ def text(accepts: str, check: Callable[[str], None]) -> Kind:
     return Kind(accepts, parse, quoted)
 
 
-def size() -> Kind:
-    """Bytes: a whole number, or a string with a unit of base 1024 as systemd writes it."""
+def size(low_bytes: int = 1) -> Kind:
+    """Bytes, at least low_bytes: a whole number, or a string with a unit of base 1024 as systemd writes it."""
+    bounds = "above 0" if low_bytes == 1 else f"from {show_size(low_bytes).strip(_QUOTE)} on"
 
     def parse(value: object) -> int:
         bytes_ = _size_bytes(value)
-        if bytes_ is None or not 0 < bytes_ <= MAX_SIZE_BYTES:
-            raise ValueError('a size is above 0, in bytes or with K, M, G or T of base 1024; write "512M" or "1.5G"')
+        if bytes_ is None or not low_bytes <= bytes_ <= MAX_SIZE_BYTES:
+            raise ValueError(f'a size is {bounds}, in bytes or with K, M, G or T of base 1024; write "512M" or "1.5G"')
         return bytes_
 
-    return Kind('a size above 0: bytes, or "512M", "1.5G" (base 1024)', parse, show_size)
+    return Kind(f'a size {bounds}: bytes, or "512M", "1.5G" (base 1024)', parse, show_size)
 
 
 def duration(high_s: float, low_s: float = 0.0) -> Kind:

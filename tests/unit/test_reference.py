@@ -11,7 +11,7 @@ import pytest
 
 from edgeguardd.cli import edgeguardctl, policytext, protocoltext, reference
 from edgeguardd.cli.protocolpage import page, type_words
-from edgeguardd.core import configtable, wire
+from edgeguardd.core import configpolicy, configtable, wire
 from edgeguardd.core.config import Config
 from edgeguardd.core.configparse import read
 from edgeguardd.core.model import Action, Outcome, Parameters
@@ -47,7 +47,7 @@ def test_the_policy_page_is_up_to_date() -> None:
 def test_every_key_and_every_command_is_on_its_page() -> None:
     """Nothing is left out."""
     config, cli = reference.config_page(), reference.cli_page()
-    for section in (*configtable.SECTIONS, configtable.STEP):
+    for section in (*configtable.SECTIONS, configpolicy.STEP, configpolicy.RESORT_STEP):
         for row in section.rows:
             assert f"| `{row.key}` |" in config
     for command in ("status", "watch", "check-config", "subscribe", "parse"):
