@@ -310,6 +310,7 @@ def test_a_freeze_is_written_down_and_ends_when_it_is_told_to(tmp_path: Path) ->
         assert record is not None
         assert (record.target, record.boot_id, record.inode) == ("llm", BOOT, os.stat(scene.llm.path).st_ino)
         scene.last.thaw("other")
+        assert scene.read("cgroup.freeze") == "1"
         scene.last.thaw("llm")
         scene.last.thaw("llm")
         (thawed,) = await scene.ended()
