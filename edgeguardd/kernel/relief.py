@@ -83,6 +83,7 @@ class Relief:
         self._clock = clock
         self._proc = proc
         self._raised: dict[str, _Raised] = {}
+        self._stopping = False
 
     def recover(self) -> None:
         """Put back what a daemon before this one has raised and not put back. Call it before anything is sampled."""
@@ -121,7 +122,8 @@ class Relief:
         self._return(raised)
 
     def put_back_all(self) -> None:
-        """Put every limit back: the daemon stops."""
+        """Put every limit back: the daemon stops. From here on none is raised, though the engine may ask for it."""
+        self._stopping = True
         for target in list(self._raised):
             self.put_back(target)
 
@@ -134,6 +136,8 @@ class Relief:
     # Up
 
     def _raise(self, target: str, path: str, from_bytes: int, to_bytes: int) -> _Raised:
+        if self._stopping:
+            raise KernelError(f"cannot raise memory.high of {shown(path)}: the daemon stops; start it again")
         with contextlib.ExitStack() as undo:
             cgroup = undo.enter_context(HeldCgroup(self._root, path))
             self._refuse_twice(target, cgroup)

@@ -136,6 +136,25 @@ def test_everything_is_put_back_when_the_daemon_stops(scene: Scene) -> None:
     assert scene.records() == {}
 
 
+def test_nothing_is_raised_while_the_daemon_stops(scene: Scene) -> None:
+    """An engine that is told of a limit put back in the middle of a trim asks for it again at once."""
+    scene.raised()
+    answers = list(scene.told)
+
+    def react(event: Event) -> None:
+        answers.append(event)
+        if isinstance(event, LimitPutBack):
+            scene.relief.raise_limit("llm", "/llm", 20 * MIB, 25 * MIB)
+
+    scene.relief._emit = react
+    scene.relief.put_back_all()
+    restored, refused = answers
+    put_back(restored, "restored")
+    assert "the daemon stops" in failed(refused)
+    assert scene.high() == str(20 * MIB)
+    assert scene.records() == {}
+
+
 def test_a_cgroup_far_over_the_limit_is_written_from_a_thread(scene: Scene) -> None:
     """There the kernel would reclaim in the writer. The call returns as soon as the value stands."""
     scene.llm.usage(30 * MIB)
