@@ -18,6 +18,7 @@ from edgeguardd.core.events import CountersMoved, KillsNearRemoval
 from edgeguardd.core.limits import Pressure
 from edgeguardd.core.target import Target
 from edgeguardd.logs import Output
+from edgeguardd.recorder import Recorder
 from edgeguardd.serve.subscriberstats import SubscriberStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -39,6 +40,10 @@ TARGET_GAUGES: tuple[tuple[str, str, Callable[[Target], float | None]], ...] = (
     ("present", "1 while the target's cgroup exists and is watched.", lambda t: float(t.present)),
     ("degraded", "1 while the target's files cannot be read or understood.", lambda t: float(t.degraded is not None)),
     ("exhausted", "1 while every rung has been answered without help.", lambda t: float(t.ledger.exhausted)),
+    ("relief", "1 while memory.high is lifted for a trim.", lambda t: float(t.relief.raised_bytes is not None)),
+    ("lead_seconds", "How long before the limit a trim is asked for.", lambda t: t.lead_s),
+    ("evicted_bytes", "Mapped pages that are gone and missed.", lambda t: t.gauge.evicted_bytes),
+    ("refaulted_bytes_per_second", "Evicted pages read again.", lambda t: t.gauge.refault_bytes_per_s),
     ("needed_bytes", "Memory that cannot be dropped for free.", lambda t: t.gauge.needed_bytes),
     ("current_bytes", "memory.current.", lambda t: t.sample.usages[0].current_bytes if t.sample else None),
     ("static_bytes", "What the target holds at rest, as configured or reported.", lambda t: t.static_bytes),
@@ -54,7 +59,7 @@ TARGET_GAUGES: tuple[tuple[str, str, Callable[[Target], float | None]], ...] = (
 class Metrics:
     """All metrics of one daemon, in a registry of their own."""
 
-    def __init__(self, engine: Engine, subscribers: SubscriberStats, log: Output) -> None:
+    def __init__(self, engine: Engine, subscribers: SubscriberStats, log: Output, recorder: Recorder) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -101,7 +106,7 @@ class Metrics:
         self.reloads = Counter(
             "edgeguardd_reloads", "Configuration reloads, by result.", ["result"], registry=self.registry
         )
-        self.registry.register(_LiveCollector(engine, subscribers, log))
+        self.registry.register(_LiveCollector(engine, subscribers, log, recorder))
         self._series: dict[str, set[tuple[Counter, tuple[str, ...]]]] = {}
         self._departed: dict[str, float] = {}
 
@@ -158,10 +163,11 @@ class Metrics:
 class _LiveCollector(Collector):
     """Reads figures off the engine and the subscriber server at scrape time; nothing is stored twice."""
 
-    def __init__(self, engine: Engine, subscribers: SubscriberStats, log: Output) -> None:
+    def __init__(self, engine: Engine, subscribers: SubscriberStats, log: Output, recorder: Recorder) -> None:
         self._engine = engine
         self._subscribers = subscribers
         self._log = log
+        self._recorder = recorder
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -178,10 +184,22 @@ class _LiveCollector(Collector):
                 if value is not None:
                     family.add_metric([target.name], value)
             yield family
+        yield from self._of_machine()
         yield from self._socket()
 
+    def _of_machine(self) -> Iterator[Metric]:
+        gauge = self._engine.machine
+        yield GaugeMetricFamily(
+            "edgeguardd_machine_level", "Level of the whole machine, as targets'.", value=gauge.level
+        )
+        if gauge.sample is not None:
+            available = gauge.sample.available_bytes
+            yield GaugeMetricFamily("edgeguardd_machine_available_bytes", "MemAvailable.", value=available)
+            text = "Memory that would bring the machine below its first mark."
+            yield GaugeMetricFamily("edgeguardd_machine_wanted_bytes", text, value=gauge.wanted_bytes)
+
     def _socket(self) -> Iterator[Metric]:
-        stats = self._subscribers
+        stats, recorder = self._subscribers, self._recorder.stats
         for name, text, gauge in (
             ("subscribers", "Connections to the subscriber socket.", stats.current),
             ("subscribers_stalled", "Connections that do not take what is sent.", stats.stalled),
@@ -195,6 +213,8 @@ class _LiveCollector(Collector):
             ("lines_throttled", "Times a flooding peer was made to wait.", stats.throttled),
             ("commands_replaced", "Unsent commands replaced by a newer one of the same action.", stats.replaced),
             ("answers_dropped", "Unsent answers dropped for newer ones.", stats.dropped),
+            ("recorder_events", "Events written to the flight recorder.", recorder.written),
+            ("recorder_events_dropped", "Events that the flight recorder could not write.", recorder.dropped),
             ("log_lines_dropped", "Log lines that nobody took.", self._log.dropped_lines),
             ("log_lines_suppressed", "Log lines beyond the rate of their event.", self._log.suppressed_lines),
         ):

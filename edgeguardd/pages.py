@@ -16,8 +16,10 @@ from edgeguardd.core import limits
 from edgeguardd.core.config import SamplingConfig
 from edgeguardd.core.effects import CommandEnded
 from edgeguardd.core.engine import Engine
+from edgeguardd.core.model import Level
 from edgeguardd.core.target import Target
 from edgeguardd.kernel.guarded import TargetStatus
+from edgeguardd.kernel.machine import Machine
 from edgeguardd.kernel.targets import Targets
 from edgeguardd.metrics import CONTENT_TYPE, Metrics
 from edgeguardd.serve.http import Response
@@ -43,6 +45,7 @@ class Pages:
         targets: Targets,
         subscribers: SubscriberServer,
         metrics: Metrics,
+        machine: Machine,
     ) -> None:
         self.ready = False
         self.sampling = SamplingConfig()
@@ -52,6 +55,7 @@ class Pages:
         self._targets = targets
         self._subscribers = subscribers
         self._metrics = metrics
+        self._machine = machine
         self._started_at = time.monotonic()
         self._last_commands: deque[CommandEnded] = deque(maxlen=SHOWN_COMMANDS)
 
@@ -90,10 +94,16 @@ class Pages:
             "config": {"path": self._config_path},
             "ready": self.ready,
             "worst_level": self._engine.worst_level().word,
+            "machine": self._machine_row(now),
             "targets": [_target(target, watched.get(name), now) for name, target in self._engine.targets.items()],
             "subscribers": [to_builtins(row) for row in self._subscribers.subscribers()],
             "last_commands": _commands(self._last_commands),
         }
+
+    def _machine_row(self, now: float) -> dict[str, Any]:
+        gauge = self._engine.machine
+        row: dict[str, Any] = to_builtins(self._machine.status(now))
+        return {"level": gauge.level.word, "reason": gauge.reason, "wanted_bytes": gauge.wanted_bytes, **row}
 
     def _healthz(self) -> Response:
         stale_s = self.stale_s()
@@ -115,7 +125,7 @@ def _target(target: Target, watched: TargetStatus | None, now: float) -> dict[st
         "present": target.present,
         "watch": None if watched is None else watched.watch,
         "level": target.level.word,
-        "reason": target.reason,
+        "reason": gauge.calls if target.level is Level.NORMAL else target.reason,
         "needed_bytes": gauge.needed_bytes,
         "current_bytes": None if own is None else own.current_bytes,
         "static_bytes": target.static_bytes,
@@ -128,7 +138,11 @@ def _target(target: Target, watched: TargetStatus | None, now: float) -> dict[st
         "growth_bytes_per_s": round(gauge.growth.bytes_per_s),
         "rung": target.ledger.rung.word,
         "exhausted": target.ledger.exhausted,
-        "in_force": to_builtins(target.ledger.in_force()),
+        "relief": target.relief.phase.value,
+        "lead_s": round(target.lead_s, 3),
+        "evicted_bytes": gauge.evicted_bytes,
+        "psi_ratio": None if gauge.psi_ratio is None else round(gauge.psi_ratio, 4),
+        "in_force": to_builtins(target.ledger.obeyed()),
         "counters": None if watched is None or watched.counters is None else to_builtins(watched.counters),
         "sample_age_s": None if watched is None else watched.sample_age_s,
         "degraded": target.degraded,

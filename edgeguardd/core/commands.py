@@ -15,11 +15,14 @@ from edgeguardd.core.model import AckEffect, Action, Command, Outcome, Parameter
 # A trim that freed less than this share of what was asked for did not help: the next rung is asked.
 EFFECT_SHARE = 0.10
 
-# Freed pages leave the counters with the call that frees them, but another thread of the server may make it: so long
-# after `done` they have to be gone.
-VERIFY_S = 0.25
+# Freed pages leave the counters with the call that frees them, but another thread of the server may make it, or an
+# allocator that gives back late: so long after `done` they have to be gone.
+VERIFY_S = 0.5
 
 REMEMBERED_ENDED = 64
+
+# What leaves needed bytes while any other command is on its way is not that command's doing.
+FREEING = frozenset({Action.TRIM_KV_CACHE, Action.UNLOAD_MODEL})
 
 
 class Outstanding(Struct):
@@ -130,7 +133,7 @@ class Commands:
                 outcome,
                 at.now - one.sent_at,
                 one.claimed_bytes,
-                one.freed_bytes(at),
+                one.freed_bytes(at) if command.action in FREEING else None,
                 one.message,
             )
         )

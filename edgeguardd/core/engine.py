@@ -55,6 +55,11 @@ from edgeguardd.core.relief import Phase, Relief
 from edgeguardd.core.sharing import share_of
 from edgeguardd.core.target import Target
 
+# A limit that could not be put back is tried again soon, one that could not be lifted after a while: the cause may
+# have been a moment's (somebody else wrote it, the disk was full), and each try is said.
+PUT_BACK_AGAIN_S = 5.0
+RELIEF_AGAIN_S = 60.0
+
 
 class Engine:
     """Facts in, orders out. `targets` may be read by status and metrics, and written by nobody else."""
@@ -167,7 +172,7 @@ class Engine:
             target.level, target.reason = level, reason
             if level is Level.NORMAL:
                 target.recycling_noted = False
-        self._note_marks(target, out)
+        self._note_limits(target, out)
         target.ledger.follow(at, out)
         self._after(target, at, out)
         interval_s = policies.sampling_interval(target.gauge, target.policy, self._sampling)
@@ -233,7 +238,8 @@ class Engine:
             out.append(Disconnect(event.subscriber, f"target {event.target} is not guarded any more"))
             return
         self._home[event.subscriber] = target.name
-        out.append(Welcome(event.subscriber, target.name, target.level, target.ledger.in_force()))
+        in_force = target.ledger.in_force(event.supports)
+        out.append(Welcome(event.subscriber, target.name, target.level, in_force))
         at = self._situation(target, now)
         target.ledger.join(Subscriber(event.subscriber, event.name, event.supports), at, out)
         self._after(target, at, out)
@@ -274,7 +280,7 @@ class Engine:
             out.append(Refuse(event.subscriber, "not_allowed", "cannot admit: an observer takes no requests"))
             return
         if not target.ledger.in_force().accept_requests:
-            refusal: str | None = f"requests are being rejected: {target.reason}"
+            refusal: str | None = f"requests are being rejected: {target.gauge.calls}"
         else:
             key = (event.subscriber, event.id)
             refusal = target.admissions.decide(key, _wanted_bytes(event, target), target.room_bytes(), now)
@@ -296,11 +302,15 @@ class Engine:
                 fields: dict[str, Fact] = {"target": target.name, "from": event.high_bytes, "to": event.raised_bytes}
                 out.append(Note("info", "limit_raised", fields))
             case LimitPutBack():
-                target.relief.put_back()
+                if event.outcome == "failed":
+                    out.append(SetTimer(f"putback:{target.name}", now + PUT_BACK_AGAIN_S))
+                else:
+                    target.relief.put_back()
                 fields = {"target": target.name, "outcome": event.outcome, "message": event.message}
                 out.append(Note("info" if event.outcome == "restored" else "warning", "limit_put_back", fields))
             case ReliefFailed():
                 target.relief.failed()
+                out.append(SetTimer(f"relief:{target.name}", now + RELIEF_AGAIN_S))
                 out.append(Note("warning", "no_relief", {"target": target.name, "message": event.message}))
         self._after(target, self._situation(target, now), out)
 
@@ -332,6 +342,10 @@ class Engine:
                 target.ledger.restore_owed(at, out)
             case "blind":
                 self._age(target, now, out)
+            case "putback":
+                out.append(PutBackLimit(target.name))
+            case "relief":
+                target.relief.renew()
             case "thaw":
                 resort.thaw(target, out)
         self._after(target, at, out)
@@ -363,18 +377,23 @@ class Engine:
 
     # Helpers
 
-    def _note_marks(self, target: Target, out: list[Effect]) -> None:
-        """Say once that a mark lies at or below what the target holds at rest: it cannot be kept as it is written."""
-        pressure = target.gauge.pressure
-        if pressure is None or target.marks_noted == pressure.static_bytes:
-            return
-        target.marks_noted = pressure.static_bytes
-        if limits.unmeetable(target.policy, pressure):
-            fields: dict[str, Fact] = {"target": target.name, "static_bytes": pressure.static_bytes}
-            out.append(Note("warning", "marks_below_rest", {**fields, "limit_bytes": pressure.limit_bytes}))
-
     def _situation(self, target: Target, now: float) -> Situation:
         return target.situation(now, share_of(target, self.targets.values(), self.machine))
+
+    def _note_limits(self, target: Target, out: list[Effect]) -> None:
+        """Say once what the figures do not allow: no limit, static bytes beyond it, a mark that is met at rest."""
+        pressure, static = target.gauge.pressure, target.given_static_bytes
+        seen = (None if pressure is None else pressure.limit_bytes, static)
+        if target.sample is None or target.limits_noted == seen:
+            return
+        target.limits_noted = seen
+        fields: dict[str, Fact] = {"target": target.name, "limit_bytes": seen[0], "static_bytes": static}
+        if pressure is None:
+            out.append(Note("warning", "no_limit", {"target": target.name, "judged_by": "the machine alone"}))
+        elif static is not None and static >= pressure.limit_bytes:
+            out.append(Note("warning", "static_over_limit", {**fields, "judged_by": "the plain share"}))
+        elif limits.unmeetable(target.policy, pressure):
+            out.append(Note("warning", "marks_below_rest", fields))
 
     def _give_up_relief(self, target: Target, out: list[Effect]) -> None:
         if target.relief.phase not in (Phase.RESTING, Phase.UNAVAILABLE):

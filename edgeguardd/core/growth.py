@@ -12,6 +12,9 @@ from msgspec import Struct
 QUICK_S = 0.5
 SLOW_S = 3.0
 
+# One step up is a burst until the next sample has risen as well.
+RISES = 2
+
 # A lead learned from one slow trim is forgotten by a tenth with every quicker one.
 LEAD_DECAY = 0.9
 # A trim takes as long as the last ones, or half as long again.
@@ -23,6 +26,7 @@ class Growth(Struct):
 
     quick: float = 0.0
     slow: float = 0.0
+    rises: int = 0
     bytes: int | None = None
     at: float = 0.0
 
@@ -31,6 +35,7 @@ class Growth(Struct):
         if self.bytes is not None and now > self.at:
             elapsed = now - self.at
             rate = (now_bytes - self.bytes) / elapsed
+            self.rises = self.rises + 1 if rate > 0 else 0
             self.quick += (1 - math.exp(-elapsed / QUICK_S)) * (rate - self.quick)
             self.slow += (1 - math.exp(-elapsed / SLOW_S)) * (rate - self.slow)
         self.bytes = now_bytes
@@ -38,15 +43,28 @@ class Growth(Struct):
 
     @property
     def bytes_per_s(self) -> float:
-        """The rate to reckon with: the lesser rise, or the shrinking of the quick average."""
+        """The rate to reckon with: the lesser rise once it has lasted, or the shrinking of the quick average."""
+        rate = self.suspected_bytes_per_s
+        return rate if rate <= 0 or self.rises >= RISES else 0.0
+
+    @property
+    def suspected_bytes_per_s(self) -> float:
+        """The same from the first rise on: reason enough to look more often, not to act."""
         return min(self.quick, self.slow)
 
     def time_to(self, headroom_bytes: int) -> float | None:
         """Seconds until so many bytes have been taken; None: never, at this rate."""
-        rate = self.bytes_per_s
-        if headroom_bytes <= 0:
-            return 0.0
-        return headroom_bytes / rate if rate > 0 else None
+        return _time_to(headroom_bytes, self.bytes_per_s)
+
+    def suspected_time_to(self, headroom_bytes: int) -> float | None:
+        """As time_to, at the suspected rate."""
+        return _time_to(headroom_bytes, self.suspected_bytes_per_s)
+
+
+def _time_to(headroom_bytes: int, rate: float) -> float | None:
+    if headroom_bytes <= 0:
+        return 0.0
+    return headroom_bytes / rate if rate > 0 else None
 
 
 class Lead(Struct):

@@ -86,10 +86,22 @@ class Ledger:
         """The commands on their way, by sequence number."""
         return self.commands.outstanding
 
-    def in_force(self) -> InForce:
-        """The lasting restrictions of the present rung."""
-        state = restrictions(self.policy.ladder.rung(self.rung))
-        return InForce(state.max_batch_ratio, not self.rejecting, state.model_loaded)
+    def in_force(self, supports: frozenset[Action] | None = None) -> InForce:
+        """The lasting restrictions of the present rung, for a server that can do these (None: anything)."""
+        rung = self.policy.ladder.rung(self.rung)
+        steps = tuple(s for s in rung if supports is None or s.action in supports)
+        state = restrictions(steps)
+        return InForce(state.max_batch_ratio, state.accept_requests or not self.rejecting, state.model_loaded)
+
+    def obeyed(self) -> InForce:
+        """The lasting restrictions that some server has been told and not been freed of: what status shows."""
+        told = [parameters for subscriber in self.subscribers.values() for parameters in subscriber.told.values()]
+        ratios = [p.max_batch_ratio for p in told if p.max_batch_ratio is not None]
+        return InForce(
+            min(ratios, default=1.0),
+            all(p.accept_requests is not False for p in told),
+            all(p.model_loaded is not False for p in told),
+        )
 
     def helpless(self) -> bool:
         """Whether nobody is left who could give anything: the last resort's hour."""
@@ -101,7 +113,10 @@ class Ledger:
     def join(self, subscriber: Subscriber, at: Situation, out: list[Effect]) -> None:
         """A server subscribed: it gets the present rung at once."""
         self.subscribers[subscriber.id] = subscriber
-        self._ask_rung(subscriber, at, out)
+        for step in self.policy.ladder.rung(self.rung):
+            # A model loaded since the kill is not to be thrown out for it, unless memory is short again.
+            if step.action is not Action.UNLOAD_MODEL or at.pressing:
+                self._ask(subscriber, step, at, out)
 
     def leave(self, subscriber_id: int, at: Situation, out: list[Effect]) -> None:
         """A server is gone: its commands are lost, and others may have to give more."""

@@ -8,6 +8,9 @@ from msgspec import Struct, structs
 from edgeguardd.core.config import Mark, Policy
 from edgeguardd.core.model import Level, LimitKind, Sample, Usage
 
+# A trim that is obeyed to the byte must let the level fall: a little more than the hysteresis below the mark.
+GOAL_SLACKS = 1.2
+
 
 class Pressure(Struct, frozen=True):
     """One limit and what stands below it: the figures behind a level.
@@ -112,8 +115,9 @@ def slack_bytes(policy: Policy, pressure: Pressure) -> int:
 
 
 def release_goal(policy: Policy, pressure: Pressure) -> int:
-    """The needed bytes that a trim should bring the limit down to: below elevated by the hysteresis."""
-    return max(pressure.static_bytes, marks(policy, pressure).elevated_bytes - slack_bytes(policy, pressure))
+    """The needed bytes that a trim should bring the limit down to: below what still holds the level up."""
+    slack = GOAL_SLACKS * slack_bytes(policy, pressure)
+    return max(pressure.static_bytes, marks(policy, pressure).elevated_bytes - int(slack))
 
 
 def _least_mark(policy: Policy, pressure: Pressure) -> int:

@@ -69,8 +69,10 @@ class Gauge(Struct):
 
     level: Level = Level.NORMAL
     reason: str = "not sampled yet"
-    # what the last sample alone calls for
+    # what the last sample alone calls for, and the figures that do
     called: Level = Level.NORMAL
+    calls: str = "not sampled yet"
+    changed_at: float | None = None
     pressure: Pressure | None = None
     needed_bytes: int | None = None
     sampled_at: float | None = None
@@ -108,7 +110,7 @@ def observe(gauge: Gauge, policy: Policy, static_bytes: int | None, sample: Samp
     gauge.pressure = worst_pressure(policy, static_of(gauge, static_bytes), sample, gauge.evicted_bytes)
     _learn_static(gauge, policy, now)
     level, reason = worst_call(gauge, policy, own, now)
-    gauge.called = level
+    gauge.called, gauge.calls = level, reason
     if level > gauge.level:
         _raise(gauge, level, reason, now)
     else:
@@ -117,7 +119,7 @@ def observe(gauge: Gauge, policy: Policy, static_bytes: int | None, sample: Samp
 
 def worst_call(gauge: Gauge, policy: Policy, own: Usage, now: float) -> tuple[Level, str]:
     """The worst of what the rules call for, and why."""
-    return max(_calls(gauge, policy, own, now), key=lambda call: call[0], default=(Level.NORMAL, "nothing calls"))
+    return max(_calls(gauge, policy, own, now), key=lambda call: call[0], default=(Level.NORMAL, describe(None)))
 
 
 def count(
@@ -162,7 +164,7 @@ def sampling_interval(gauge: Gauge, policy: Policy, sampling: SamplingConfig) ->
         return sampling.slow_s
     if gauge.level > Level.NORMAL or gauge.refault_bytes_per_s >= policy.thrash_ratio_per_s * pressure.limit_bytes:
         return sampling.fast_s
-    until_mark_s = gauge.growth.time_to(marks(policy, pressure).elevated_bytes - pressure.needed_bytes)
+    until_mark_s = gauge.growth.suspected_time_to(marks(policy, pressure).elevated_bytes - pressure.needed_bytes)
     if until_mark_s is None:
         return sampling.slow_s
     return min(sampling.slow_s, max(sampling.fast_s, until_mark_s / SAMPLES_TO_MARK))
@@ -289,6 +291,7 @@ def _raise(gauge: Gauge, level: Level, reason: str, now: float) -> None:
     gauge.fell_at = None
     gauge.level = level
     gauge.reason = reason
+    gauge.changed_at = now
     gauge.undercut_since = None
 
 
@@ -308,6 +311,11 @@ def _lower(gauge: Gauge, policy: Policy, called: Level, now: float) -> None:
         gauge.level = Level(gauge.level - 1)
         gauge.undercut_since = gauge.fell_at = now
         gauge.reason = f"below the mark for {dwell_s:g} s: {describe(gauge.pressure)}"
+
+
+def why(gauge: Gauge, now: float) -> str:
+    """What there is to say at this moment: what has just raised the level, else what calls now, else what does not."""
+    return gauge.reason if gauge.changed_at == now else gauge.calls
 
 
 def age(gauge: Gauge) -> None:

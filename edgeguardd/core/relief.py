@@ -39,7 +39,7 @@ MOVES: dict[tuple[Phase, str], Phase] = {
     (Phase.ASKED, "cannot be raised"): Phase.UNAVAILABLE,
     (Phase.LIFTED, "no trim on its way"): Phase.RETURNING,
     (Phase.RETURNING, "put back, or changed by somebody else"): Phase.RESTING,
-    (Phase.UNAVAILABLE, "new configuration"): Phase.RESTING,
+    (Phase.UNAVAILABLE, "a minute later, or new configuration"): Phase.RESTING,
 }
 
 
@@ -82,8 +82,8 @@ class Relief(Struct):
         self._move("cannot be raised")
 
     def renew(self) -> None:
-        """A new configuration may have made it possible."""
-        self._move("new configuration")
+        """Time or a new configuration may have made it possible."""
+        self._move("a minute later, or new configuration")
 
     def _move(self, what: str) -> None:
         """The next phase; what does not belong to this one (an answer that came late) changes nothing."""

@@ -47,7 +47,8 @@ class Target(Struct):
     degraded: str | None = None
     interval_s: float | None = None
     recycling_noted: bool = False
-    marks_noted: int | None = None
+    # limit and static bytes of the last word on what they do not allow
+    limits_noted: tuple[int | None, int | None] | None = None
     # last resort: (level, place in its list) -> when it was last run
     resorted_at: dict[tuple[int, int], float] = {}
     resorting: bool = False
@@ -82,13 +83,17 @@ class Target(Struct):
         reported = [r.bytes_per_request for r in self.reports.values() if r.bytes_per_request is not None]
         return max(reported, default=self.admissions.typical_bytes)
 
+    @property
+    def lead_s(self) -> float:
+        """How long before the limit a trim has to be asked for."""
+        return self.gauge.lead.seconds(self.policy.lead_floor_s, self.policy.lead_ceiling_s)
+
     def wanted_bytes(self) -> int:
         """What has to leave for the limit to stand below its mark, with what grows on while a trim is at work."""
         pressure = self.gauge.pressure
         if pressure is None:
             return 0
-        lead_s = self.gauge.lead.seconds(self.policy.lead_floor_s, self.policy.lead_ceiling_s)
-        coming = int(max(0.0, self.gauge.growth.bytes_per_s) * lead_s)
+        coming = int(max(0.0, self.gauge.growth.bytes_per_s) * self.lead_s)
         return max(0, pressure.needed_bytes + coming - limits.release_goal(self.policy, pressure))
 
     def givable_bytes(self) -> int:
@@ -101,7 +106,8 @@ class Target(Struct):
         gauge, pressure = self.gauge, self.gauge.pressure
         own_level = Level.NORMAL if share.deferred else gauge.level
         calls = gauge.called > Level.NORMAL and not share.deferred
-        level, reason = (share.level, share.reason) if share.level > own_level else (own_level, gauge.reason)
+        own = (own_level, policy.why(gauge, now))
+        level, reason = (share.level, share.reason) if share.level > own_level else own
         wanted = max(share.wanted_bytes, self.wanted_bytes() if calls and self.own_limit_binds else 0)
         needed = gauge.needed_bytes
         most = 0 if needed is None else max(0, needed - self.policy.floor_bytes)

@@ -238,6 +238,11 @@ class Targets:
         """The targets, in the order in which they came."""
         return list(self._targets)
 
+    def path_of(self, name: str) -> str:
+        """Where a target's cgroup is, below the root and as opening needs it; "" for an unknown name."""
+        target = self._targets.get(name)
+        return "" if target is None else target.path
+
     def set_interval(self, name: str, interval_s: float) -> None:
         """Sample the target at this interval from now on. Unknown names are fine."""
         target = self._targets.get(name)

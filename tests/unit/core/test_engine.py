@@ -225,12 +225,12 @@ def test_each_level_asks_for_its_rung() -> None:
 
 
 def test_a_trim_asks_for_the_bytes_that_bring_it_below_the_mark() -> None:
-    """700 of 1000 MiB with elevated at 60 % and 5 points of hysteresis: 150 MiB to go, to 550 MiB."""
+    """700 of 1000 MiB with elevated at 60 % and 6 points to let the level fall: 160 MiB to go, to 540 MiB."""
     script = Script()
     script.join()
     (trim,) = commands(script.need(700))
-    assert trim.parameters.release_bytes == 150 * MIB
-    assert trim.parameters.needed_target_bytes == 550 * MIB
+    assert trim.parameters.release_bytes == 160 * MIB
+    assert trim.parameters.needed_target_bytes == 540 * MIB
     assert trim.level is Level.ELEVATED
     assert "70%" in trim.reason
 
@@ -260,19 +260,19 @@ def test_a_helpful_trim_ends_done_and_is_not_repeated() -> None:
 
 
 def test_freed_bytes_are_measured_not_believed() -> None:
-    """The server claims 150 MiB, 40 left: both are in the outcome."""
+    """The server claims 160 MiB, 40 left: both are in the outcome."""
     script = Script()
     script.join()
     (trim,) = commands(script.need(700))
     script.need(660)
     (ended,) = of(script.ack(trim), CommandEnded)
-    assert (ended.claimed_bytes, ended.freed_bytes) == (150 * MIB, 40 * MIB)
+    assert (ended.claimed_bytes, ended.freed_bytes) == (160 * MIB, 40 * MIB)
     assert ended.outcome is Outcome.DONE
 
 
 def test_done_without_effect_counts_as_failure_and_escalates_at_once() -> None:
-    """A liar is not believed: a quarter of a second later the next rung is asked. `logical` is believed at once."""
-    for effect, within_s in [(AckEffect.RELEASED, 0.3), (AckEffect.LOGICAL, 0.0), (AckEffect.NONE, 0.0)]:
+    """A liar is not believed: half a second later the next rung is asked. `logical` is believed at once."""
+    for effect, within_s in [(AckEffect.RELEASED, 0.6), (AckEffect.LOGICAL, 0.0), (AckEffect.NONE, 0.0)]:
         script = Script()
         script.join()
         (trim,) = commands(script.need(700))
@@ -356,7 +356,58 @@ def test_repeats_within_a_level_obey_the_hold_off() -> None:
     script.ack(trim)
     assert actions(script.pass_time(1.5)) == []
     again = commands(script.pass_time(1))
-    assert [c.parameters.release_bytes for c in again] == [150 * MIB]
+    assert [c.parameters.release_bytes for c in again] == [160 * MIB]
+
+
+def test_a_trim_obeyed_to_the_byte_lets_the_level_fall() -> None:
+    """needed_target_bytes is low enough: back to normal after the dwell, and nothing more is asked."""
+    script = Script(Policy(dwell_s=2))
+    script.join()
+    (trim,) = commands(script.need(700))
+    script.need((trim.parameters.needed_target_bytes or 0) / MIB)
+    script.ack(trim)
+    assert actions(script.pass_time(10)) == []
+    assert script.level() is Level.NORMAL
+
+
+def test_freed_bytes_are_those_of_trims_only() -> None:
+    """What a trim frees is not counted again for the reduce_batch beside it."""
+    script = Script()
+    script.join()
+    trim, reduce = commands(script.need(850))
+    script.need(500)
+    ends = of(script.ack(trim) + script.ack(reduce), CommandEnded)
+    assert [(e.action.value, e.freed_bytes) for e in ends] == [("trim_kv_cache", 350 * MIB), ("reduce_batch", None)]
+
+
+def test_a_server_started_after_a_kill_is_not_told_to_unload() -> None:
+    """The emergency still stands from the kill, memory is low: the fresh server gets restrictions, no unload."""
+    script = Script()
+    script.need(100)
+    script.move(oom_kill=1)
+    assert "unload_model" not in actions(script.join())
+
+
+def test_each_reason_has_the_figures_of_its_moment() -> None:
+    """A repeated trim speaks of what is needed now, not of what once raised the level."""
+    script = Script()
+    script.join()
+    (first,) = commands(script.need(780))
+    script.need(700)
+    script.ack(first)
+    (again,) = commands(script.pass_time(3))
+    assert "780.0 MiB" in first.reason
+    assert "700.0 MiB" in again.reason
+
+
+def test_what_the_figures_do_not_allow_is_said_once() -> None:
+    """No limit on the way to the root, or static bytes beyond it: one note each."""
+    script = Script()
+    unlimited = [e for _ in range(5) for e in script.need(50, max_mib=None)]
+    assert len(notes(unlimited, "no_limit")) == 1
+    script = Script(Policy(static_bytes=5000 * MIB))
+    beyond = [e for _ in range(5) for e in script.need(50)]
+    assert len(notes(beyond, "static_over_limit")) == 1
 
 
 def test_a_newer_command_supersedes_an_unanswered_one() -> None:

@@ -97,6 +97,25 @@ def test_not_lifted_far_below_the_limit_nor_when_switched_off_nor_after_a_failur
     assert of(script.pass_time(60), RaiseLimit) == []
 
 
+def test_what_could_not_be_put_back_or_lifted_is_tried_again_later() -> None:
+    """A failed return after 5 s, a failed lift after a minute."""
+    script = Script()
+    script.join()
+    over_high(script)
+    script.do(LimitRaised("llm", 500 * MIB, 625 * MIB))
+    trim = commands(script.effects)[0]
+    script.need(200, high_mib=625)
+    script.ack(trim)
+    script.do(LimitPutBack("llm", "failed", "EIO"))
+    assert len(of(script.pass_time(6, sample=False), PutBackLimit)) == 1
+    script = Script()
+    script.join()
+    over_high(script)
+    script.do(ReliefFailed("llm", "the limit has moved"))
+    script.pass_time(61, sample=False)
+    assert script.target.relief.phase == "resting"
+
+
 def resorts(*steps: LastResortStep) -> Policy:
     return Policy(last_resort=LastResorts(critical=steps), restore_dwell_s=1000)
 
