@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from edgeguardd.core import wire
+from tests.support.children import ending
 from tests.support.fakedaemon import COMMAND, STATUS, WELCOME, FakeDaemon
 from tests.support.wait import eventually
 
@@ -165,9 +166,8 @@ def test_subscribe_without_a_daemon_says_what_to_do(tmp_path: Path) -> None:
 def test_a_reader_that_has_seen_enough_ends_it_quietly(daemon: FakeDaemon) -> None:
     """`edgeguardctl subscribe | head -1` leaves no complaint."""
     daemon.lines += [wire.encode(COMMAND)] * 2000
-    with subprocess.Popen(
-        [*CTL, "subscribe", "--socket", daemon.socket_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    argv = [*CTL, "subscribe", "--socket", daemon.socket_path]
+    with ending(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline()
@@ -181,7 +181,8 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(daemon: FakeDaemon) -> No
 def test_an_interrupt_is_the_normal_end(daemon: FakeDaemon, command: str, number: signal.Signals) -> None:
     """No traceback and exit status 0; subscribe leaves SIGTERM to the system."""
     words = [command, *(daemon.options() if command == "watch" else ["--socket", daemon.socket_path])]
-    with subprocess.Popen([*CTL, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    started = subprocess.Popen([*CTL, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with ending(started) as process:
         assert process.stdout is not None
         assert process.stdout.readline()
         process.send_signal(number)
@@ -210,7 +211,7 @@ def test_watch_draws_in_a_terminal_and_leaves_it_as_it_was(daemon: FakeDaemon) -
     """The table is drawn in place, and the cursor is back after Ctrl-C."""
     parent, child = pty.openpty()
     with open(parent, "rb", buffering=0) as screen:
-        process = subprocess.Popen(
+        started = subprocess.Popen(
             [*CTL, "watch", *daemon.options(), "--interval", "0.1"],
             stdin=child,
             stdout=child,
@@ -219,15 +220,16 @@ def test_watch_draws_in_a_terminal_and_leaves_it_as_it_was(daemon: FakeDaemon) -
             start_new_session=True,
         )
         os.close(child)
-        drawn = b""
-        while drawn.count(b"850.0M") < 3:
-            drawn += screen.read(4096)
-        process.send_signal(signal.SIGINT)
-        try:
-            while chunk := screen.read(4096):
-                drawn += chunk
-        except OSError:  # EIO: the other side is closed
-            pass
-        assert process.wait(TIMEOUT_S) == 0
+        with ending(started) as process:
+            drawn = b""
+            while drawn.count(b"850.0M") < 3:
+                drawn += screen.read(4096)
+            process.send_signal(signal.SIGINT)
+            try:
+                while chunk := screen.read(4096):
+                    drawn += chunk
+            except OSError:  # EIO: the other side is closed
+                pass
+            assert process.wait(TIMEOUT_S) == 0
     assert drawn.count(b"\x1b[?25l") == drawn.count(b"\x1b[?25h") == 1
     assert b"Traceback" not in drawn

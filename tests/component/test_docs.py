@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.children import ending
 from tests.support.faketree import MIB, FakeCgroup, FakeTree
 from tests.support.running import REPOSITORY, Daemon
 from tests.support.wait import eventually
@@ -103,9 +104,10 @@ def test_each_look_of_the_readme_works(daemon: Daemon, command: str) -> None:
     argv = [sys.executable, "-m", "edgeguardd.cli.edgeguardctl", *shlex.split(command)[1:]]
     http, socket = ["--http", daemon.http.removeprefix("http://")], ["--socket", daemon.socket_path]
     options = {"status": http, "watch": http + socket, "subscribe": socket}[argv[3]]
-    with subprocess.Popen(
+    started = subprocess.Popen(
         [*argv, *options], cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    )
+    with ending(started) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
         if argv[3] != "status":

@@ -21,6 +21,7 @@ from edgeguardd.kernel.lastresort import LastResorts
 from edgeguardd.state import StateDirectory
 from tests.support import cgroup as cgroups
 from tests.support.cgroup import Cgroup
+from tests.support.children import ending
 from tests.support.hog import Hog
 from tests.support.wait import eventually, soon
 
@@ -153,7 +154,7 @@ def test_a_daemon_that_stops_leaves_nobody_frozen(cgroup: Cgroup, hog: Hog, run_
 def test_what_a_killed_daemon_froze_the_next_one_thaws(cgroup: Cgroup, hog: Hog, run_dir: str) -> None:
     """kill -9 while a target stands still."""
     argv = [sys.executable, "-c", CRASH_DUMMY, cgroups.ROOT, f"{run_dir}/state", cgroup.below_root]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as victim:
+    with ending(subprocess.Popen(argv, stdout=subprocess.PIPE)) as victim:
         assert victim.stdout is not None
         assert victim.stdout.readline() == b"done\n"
         victim.send_signal(signal.SIGKILL)

@@ -18,6 +18,7 @@ from edgeguardd.kernel.relief import KIND, Lifted, Relief
 from edgeguardd.state import StateDirectory
 from tests.support import cgroup as cgroups
 from tests.support.cgroup import Cgroup
+from tests.support.children import ending
 from tests.support.hog import Hog
 from tests.support.wait import eventually
 
@@ -143,11 +144,8 @@ def test_what_a_killed_daemon_raised_the_next_one_puts_back(cgroup: Cgroup, run_
     """kill -9 in the middle of a trim. A cgroup made again under its path meanwhile is not touched."""
     kept, remade = cgroup.child("kept").set(high=HIGH), cgroup.child("remade").set(high=HIGH)
     paths = (kept.below_root, remade.below_root)
-    victim = subprocess.Popen(
-        [sys.executable, "-c", CRASH_DUMMY, cgroups.ROOT, f"{run_dir}/state", *map(str, (HIGH, RAISED)), *paths],
-        stdout=subprocess.PIPE,
-    )
-    with victim:
+    argv = [sys.executable, "-c", CRASH_DUMMY, cgroups.ROOT, f"{run_dir}/state", *map(str, (HIGH, RAISED)), *paths]
+    with ending(subprocess.Popen(argv, stdout=subprocess.PIPE)) as victim:
         assert victim.stdout is not None
         assert victim.stdout.readline() == b"raised\n"
         victim.send_signal(signal.SIGKILL)
