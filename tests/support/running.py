@@ -29,6 +29,7 @@ class Daemon:
         self.config_path = os.path.join(directory, "edgeguardd.toml")
         self.log_path = os.path.join(directory, "log")
         self.cgroup_root = cgroup_root
+        self.state_directory = os.path.join(directory, "state")
         self.process: subprocess.Popen[bytes] | None = None
         self.environment: dict[str, str] = {}
         self.write_config(config)
@@ -44,6 +45,7 @@ class Daemon:
     def write_config(self, body: str) -> None:
         """The configuration file; the socket and a free HTTP port come with it."""
         root = f"cgroup_root = {json.dumps(self.cgroup_root)}\n" if self.cgroup_root else ""
+        root += f"state_directory = {json.dumps(self.state_directory)}\n"
         with open(self.config_path, "w") as file:
             file.write(
                 f'{root}{body}\n[socket]\npath = "{self.socket_path}"\n[http]\nport = 0\n[log]\nformat = "json"\n'
