@@ -42,7 +42,7 @@ _DEFAULT_REMEDY = "see the kernel log"
 
 
 class CgroupGoneError(KernelError):
-    """The cgroup was removed while it was read. What comes under its path next is another one."""
+    """The cgroup was removed, or its memory controller switched off. What comes under its path next has other files."""
 
 
 class CgroupRoot:
@@ -134,6 +134,19 @@ class Node:
     def limits(self) -> tuple[int | None, int | None]:
         """memory.high and memory.max; a file that is not there is no limit. Raises as usage does."""
         return self._limit(HIGH), self._limit(MAX)
+
+    def is_dead(self) -> bool:
+        """Whether its files answer that the cgroup is gone, as they then do for ever.
+
+        Asked of the limits: to read the counters would take back a wake-up that is still on its way.
+        """
+        try:
+            self.limits()
+        except CgroupGoneError:
+            return True
+        except EdgeguardError:
+            return False
+        return False
 
     def close(self) -> None:
         """Close every descriptor. Twice is fine."""

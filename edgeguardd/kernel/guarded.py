@@ -31,6 +31,7 @@ class Guarded:
 
     `links`: its own cgroup first, then the ancestors towards the root; empty while the cgroup is absent or unreadable.
     `was_absent`: we have seen that it was not there, so all that the next one counts happened on our watch.
+    `told`: the counters already told when its files went and its directory stayed.
     """
 
     def __init__(self, name: str, path: str, policy: Policy, interval_s: float, *, dynamic: bool) -> None:
@@ -44,6 +45,7 @@ class Guarded:
         self.follower: Follower | None = None
         self.links: list[Link] = []
         self.was_absent = False
+        self.told: Counters | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.second_look: asyncio.TimerHandle | None = None
         self.looks_left = 0

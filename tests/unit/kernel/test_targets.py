@@ -5,9 +5,7 @@ import errno
 import os
 import resource
 import shutil
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -22,76 +20,13 @@ from edgeguardd.core.events import (
     TargetAdded,
     TargetDropped,
 )
-from edgeguardd.core.model import Usage
 from edgeguardd.errors import TargetError
 from edgeguardd.kernel import treewatch
 from edgeguardd.kernel.cgroupfs import find_root
 from edgeguardd.kernel.targets import Targets
 from tests.support.faketree import MIB, FakeCgroup, FakeTree
+from tests.support.scene import NEVER_S, OFTEN_S, Scene, about, job, play
 from tests.support.wait import soon
-
-NEVER_S = 3600.0
-OFTEN_S = 0.01
-
-E = TypeVar("E", bound=Event)
-
-
-class Scene:
-    """A fake tree, the targets on it, and everything that they told."""
-
-    def __init__(self, path: str) -> None:
-        self.tree = FakeTree(path)
-        self.told: list[Event] = []
-        self.faults: list[str] = []
-        self.targets = Targets(
-            find_root(path), asyncio.get_running_loop(), self.told.append, max_targets=8, on_fault=self.faults.append
-        )
-
-    def apply(self, *specs: TargetSpec, slow_s: float = NEVER_S) -> None:
-        """Guard these. With NEVER_S only wake-ups and inotify make anything happen, with OFTEN_S polling does."""
-        self.targets.apply(specs, SamplingConfig(slow_s=slow_s))
-
-    def of(self, kind: type[E], target: str | None = None) -> list[E]:
-        """What was told of this kind, about this target."""
-        return [event for event in self.told if isinstance(event, kind) and target in (None, about(event))]
-
-    def kinds(self) -> list[str]:
-        """The names of everything told, in order."""
-        return [type(event).__name__ for event in self.told]
-
-    def usage(self, target: str, index: int = 0) -> Usage:
-        """The latest sample's usage."""
-        return self.of(SampleTaken, target)[-1].sample.usages[index]
-
-
-def about(event: Event) -> str:
-    """The target that an event is about."""
-    if isinstance(event, SampleTaken):
-        return event.sample.target
-    target = getattr(event, "target", None)
-    assert isinstance(target, str)
-    return target
-
-
-def play(path: Path, scene: Callable[[Scene], Awaitable[None]]) -> None:
-    """Run a scene; whatever happened in it, no descriptor is left."""
-
-    async def run() -> None:
-        made = Scene(str(path))
-        try:
-            await scene(made)
-        finally:
-            made.targets.close()
-
-    before = len(os.listdir("/proc/self/fd"))
-    asyncio.run(run())
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def job(name: str = "job", path: str = "/job", policy: Policy | None = None) -> TargetSpec:
-    """A target named by its path."""
-    return TargetSpec(name, path=path, policy=policy or Policy())
-
 
 # Sampling
 
