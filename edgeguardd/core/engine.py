@@ -165,7 +165,10 @@ class Engine:
 
     def _follow(self, target: Target, now: float, out: list[Effect]) -> None:
         """After each look at memory: say the level, let the ledger act, choose how soon to look again."""
-        at = self._situation(target, now)
+        share = share_of(target, self.targets.values(), self.machine)
+        if share.deferred:
+            self._look_at_others(target, out)
+        at = target.situation(now, share)
         level, reason = max((target.gauge.level, target.gauge.reason), (at.level, at.reason), key=lambda pair: pair[0])
         if level is not target.level:
             out.append(AnnounceLevel(target.name, level, target.level, reason))
@@ -379,6 +382,14 @@ class Engine:
 
     def _situation(self, target: Target, now: float) -> Situation:
         return target.situation(now, share_of(target, self.targets.values(), self.machine))
+
+    def _look_at_others(self, target: Target, out: list[Effect]) -> None:
+        """A shared limit binds, and another gives first: its figures have to be as fresh as this target's."""
+        fast_s = self._sampling.fast_s
+        for other in self.targets.values():
+            if other is not target and other.limit_path == target.limit_path and other.interval_s != fast_s:
+                other.interval_s = fast_s
+                out.append(SampleEvery(other.name, other.interval_s))
 
     def _note_limits(self, target: Target, out: list[Effect]) -> None:
         """Say once what the figures do not allow: no limit, static bytes beyond it, a mark that is met at rest."""

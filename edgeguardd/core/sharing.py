@@ -12,6 +12,9 @@ from edgeguardd.core.machine import MachineGauge
 from edgeguardd.core.model import Level
 from edgeguardd.core.target import Share, Target
 
+# A sample of another target that is older than this may miss what the shared limit has just met.
+STALE_S = 0.25
+
 
 def share_of(target: Target, targets: Iterable[Target], machine: MachineGauge) -> Share:
     """What this target is asked for beyond its own limit, now."""
@@ -49,10 +52,17 @@ def _of_ancestor(target: Target, targets: Iterable[Target]) -> Share:
     wanted = target.wanted_bytes()
     if len(group) > 1 and mark_level(target.policy, pressure) < Level.CRITICAL:
         mine = give(group, wanted).get(target.name)
-        if mine is None:
+        if mine is None or any(_is_due(other, target) for other in group):
             return Share(deferred=True)
         wanted = mine
     return Share(target.gauge.level, target.gauge.reason, wanted)
+
+
+def _is_due(other: Target, target: Target) -> bool:
+    """Whether another gives before this target, and its last sample is too old to say that it cannot."""
+    if _order(other) >= _order(target) or not other.ledger.subscribers or other.ledger.exhausted:
+        return False
+    return (other.gauge.sampled_at or 0.0) < (target.gauge.sampled_at or 0.0) - STALE_S
 
 
 def _order(target: Target) -> tuple[int, int]:

@@ -78,6 +78,11 @@ class Target(Struct):
         return self.gauge.pressure is None or self.gauge.pressure.path == self.path
 
     @property
+    def limit_path(self) -> str | None:
+        """Whose limit binds; None: nobody's."""
+        return None if self.gauge.pressure is None else self.gauge.pressure.path
+
+    @property
     def request_bytes(self) -> int | None:
         """What one more request needs: the largest reported, else what was asked for lately."""
         reported = [r.bytes_per_request for r in self.reports.values() if r.bytes_per_request is not None]
