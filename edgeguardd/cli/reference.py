@@ -25,16 +25,18 @@ CONFIG_TEXT = """\
 file, or with an empty one, everything has its default and subscribers have their own cgroup guarded.
 
     edgeguardctl check-config FILE       # every fault at once, with its line and what to write instead
-    systemctl reload edgeguardd          # put it in force; a faulty file changes nothing and is said in the log
+    edgeguardctl check-config --example  # print every key at its default, with what it means
 
-A reload takes over targets, `[defaults]`, `[sampling]` and `[machine]`; where another setting has changed, the log says
-that it needs a restart.
+Send the daemon SIGHUP to put a change in force (`systemctl reload edgeguardd` where it runs as a service); a faulty
+file changes nothing and is said in the log. A reload takes over targets, `[defaults]`, `[sampling]` and `[machine]`;
+where another setting has changed, the log says that it needs a restart.
 
 ## How values are written
 
 | Kind | Written |
 |---|---|
-| size | a whole number of bytes, or text with K, M, G or T of base 1024, as systemd writes it: `"512M"`, `"1.5G"` |
+| size | a whole number of bytes, or text with K, M, G, T (or KiB, MiB, GiB, TiB), of base 1024, in upper case as \
+systemd has it: `"512M"`, `"1.5GiB"`; `"6GB"` is refused, as for some it is base 1000 |
 | duration | a number of seconds, or text with us, ms, s, min or h: `0.5`, `"500ms"`, `"2min"`, `"1min 30s"` |
 | share | a number from 0 to 1, or a percent: `0.6`, `"60%"` |
 | mark | a share of the elastic range (limit less what the server holds at rest), or `{headroom = "512M"}` for bytes |
@@ -70,7 +72,7 @@ name = "gpu"
 kind = "nvml"
 ```
 
-The commented example in `packaging/config/edgeguardd.toml` has every key at its default.
+`edgeguardctl check-config --example` prints every key at its default, as does `packaging/config/edgeguardd.toml`.
 """
 
 CLI_TEXT = """\

@@ -22,6 +22,7 @@ from edgeguardd.core.config import (
     Step,
     TargetSpec,
 )
+from edgeguardd.core.configplaces import shared_places
 from edgeguardd.core.model import Action, LastResort
 
 LEVELS = ("elevated", "high", "critical", "emergency")
@@ -172,17 +173,7 @@ def warnings(config: Config) -> list[str]:
         ]
     if config.machine.devices and not config.machine.enabled:
         found.append("machine.enabled is false, so that no device is read either")
-    return found + _shared_places(config.targets)
-
-
-def _shared_places(targets: tuple[TargetSpec, ...]) -> list[str]:
-    found = []
-    first: dict[tuple[str | None, ...], str] = {}
-    for spec in targets:
-        name = first.setdefault((spec.path, spec.unit, spec.glob), spec.name)
-        if name != spec.name:
-            found.append(f'targets "{name}" and "{spec.name}" name the same cgroup; give it to one of them')
-    return found
+    return found + shared_places(config.targets)
 
 
 def _restarts_own_unit(resorts: LastResorts, level: str) -> bool:

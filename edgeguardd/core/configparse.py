@@ -19,6 +19,9 @@ from edgeguardd.errors import ConfigError
 MAX_FILE_BYTES = 1024 * 1024
 
 _SYNTAX = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", re.DOTALL)
+# TOML has no such numbers; whoever writes one means an octal mode.
+_LEADING_ZERO = re.compile(r"=\s*(0[0-9]+)\s*(?:#.*)?")
+_REMEDY = "mend it, or compare it with what `edgeguardctl check-config --example` prints"
 
 
 def read(text: str | bytes, source: str) -> Config:
@@ -64,16 +67,20 @@ def _tree(text: str) -> dict[str, Any]:
     except RecursionError:
         raise ConfigError(["cannot read brackets nested this deep; no key needs more than three"]) from None
     except ValueError as error:  # TOMLDecodeError, and int()'s own for numbers of thousands of digits
-        raise ConfigError([_syntax_problem(str(error))]) from None
+        raise ConfigError([_syntax_problem(text, str(error))]) from None
 
 
-def _syntax_problem(message: str) -> str:
-    remedy = "mend it, or compare it with the commented example"
+def _syntax_problem(text: str, message: str) -> str:
     found = _SYNTAX.fullmatch(message)
     if not found:
-        return f"cannot read this as TOML: {printable(message, 200)}; {remedy}"
+        return f"cannot read this as TOML: {printable(message, 200)}; {_REMEDY}"
     what, line, column = found.groups()
     what = printable(what[:1].lower() + what[1:], 200)
     if line is None:
-        return f"cannot read this as TOML: {what} at the end; {remedy}"
-    return f"line {line}: cannot read this as TOML: {what} at column {column}; {remedy}"
+        # What is not closed began with the last key or item that there is.
+        line = max(key_lines(text).values(), default=1)
+        return f"line {line}: cannot read this as TOML: the file ends before what begins here does: {what}; {_REMEDY}"
+    if number := _LEADING_ZERO.search(text.split("\n")[int(line) - 1]):
+        remedy = f'write a file mode in quotes, "{printable(number[1], 20)}", and any other number without the 0'
+        return f"line {line}: cannot read this as TOML: a number cannot begin with 0; {remedy}"
+    return f"line {line}: cannot read this as TOML: {what} at column {column}; {_REMEDY}"

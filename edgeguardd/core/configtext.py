@@ -17,7 +17,7 @@ _WIDTH = 100
 
 
 def render(config: Config) -> str:
-    """The configuration in force, every key written out; what has no value is left out."""
+    """The configuration in force, every key written out; what is not set stands there as a comment."""
     lines: list[str] = []
     for section, values in _parts(config):
         lines += _block(section, values)
@@ -34,7 +34,8 @@ def example() -> str:
     lines = [
         "# edgeguardd.toml: every key at its default. An empty file, or none, means the same.",
         '# Sizes are bytes or "512M" (base 1024), durations are seconds or "500ms", shares are 0.6 or "60%".',
-        "# Check a change with `edgeguardctl check-config FILE`; put it in force with `systemctl reload edgeguardd`.",
+        "# Check a change with `edgeguardctl check-config FILE`; put it in force by sending edgeguardd SIGHUP",
+        "# (`systemctl reload edgeguardd` where it runs as a service).",
     ]
     for section, values in _parts(Config()):
         keys = []
@@ -90,19 +91,28 @@ def _target(spec: TargetSpec) -> list[str]:
     policy: Policy = spec.policy
     return [
         *_block(table.TARGET, spec),
-        *_pairs(configpolicy.DEFAULTS, policy),
+        *_pairs(configpolicy.DEFAULTS, policy, unset="defaults"),
         *["", "[target.ladder]", *_pairs(configpolicy.LADDER, policy.ladder)],
         *["", "[target.last_resort]", *_pairs(configpolicy.LAST_RESORT, policy.last_resort)],
     ]
 
 
 def _block(section: Section, values: Struct) -> list[str]:
-    return [*(["", section.title] if section.header else []), *_pairs(section, values)]
+    # Of a table that may stand many times, a key without a value is one that does not belong to it.
+    unset = None if section.many else section.header
+    return [*(["", section.title] if section.header else []), *_pairs(section, values, unset=unset)]
 
 
-def _pairs(section: Section, values: Struct) -> list[str]:
-    """The keys that have a value."""
-    return [_pair(row, value) for row in section.rows if (value := getattr(values, row.field)) is not None]
+def _pairs(section: Section, values: Struct, *, unset: str | None = None) -> list[str]:
+    """The keys with their values; those without one as comments, with the sample of the section `unset`."""
+    found = []
+    for row in section.rows:
+        value = getattr(values, row.field)
+        if value is not None:
+            found.append(_pair(row, value))
+        elif unset is not None:
+            found.append(f"#{row.key} = {_SAMPLES[f'{unset}.{row.key}']}  # not set")
+    return found
 
 
 def _pair(row: Row, value: object) -> str:

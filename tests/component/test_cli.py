@@ -72,7 +72,7 @@ def test_without_a_daemon_one_sentence_says_what_to_do(command: tuple[str, ...])
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "edgeguardctl: cannot reach edgeguardd at http://127.0.0.1:1/status: connection refused; "
-        "start it (`systemctl start edgeguardd`) or give --http ADDRESS:PORT\n"
+        "start it (`edgeguardd run`, or its service) or give --http ADDRESS:PORT\n"
     )
 
 

@@ -46,6 +46,49 @@ def test_what_is_probably_not_meant_is_said(config: Config, word: str) -> None:
     assert word in found[0]
 
 
+def by(name: str, **place: str) -> TargetSpec:
+    """A target found by path, unit or glob."""
+    return TargetSpec(name, **place)
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ({"path": "/system.slice/llm.service"}, {"unit": "llm.service"}),
+        ({"path": "/llm.slice/llm-gpu.slice/llm.service"}, {"unit": "llm.service"}),
+        ({"path": "/system.slice/_memory.service"}, {"unit": "memory.service"}),
+        ({"path": "/system.slice/llm.service"}, {"glob": "/system.slice/llm*"}),
+        ({"unit": "llm.service"}, {"glob": "/*/l[lx]m.service"}),
+        ({"unit": "a-b.slice"}, {"glob": "/a.slice/a-?.slice"}),
+        ({"unit": "llm.service"}, {"unit": "llm.service"}),
+        ({"glob": "/a/*"}, {"glob": "/a/*"}),
+    ],
+)
+def test_two_targets_with_one_cgroup_are_told(one: dict[str, str], two: dict[str, str]) -> None:
+    """By whatever ways they name it, and in whatever order, as far as the words tell."""
+    for targets in ((by("a", **one), by("b", **two)), (by("a", **two), by("b", **one))):
+        (found,) = warnings(Config(targets=targets))
+        assert '"a"' in found
+        assert '"b"' in found
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ({"path": "/system.slice/other.service"}, {"unit": "llm.service"}),
+        ({"path": "/llm.service/worker"}, {"unit": "llm.service"}),
+        ({"path": "/a/b/c"}, {"glob": "/a/*"}),
+        ({"path": "/a/.b"}, {"glob": "/a/*"}),
+        ({"path": "/a/b"}, {"glob": "/a/[!b]"}),
+        ({"unit": "llm.scope"}, {"glob": "/system.slice/*"}),
+        ({"glob": "/a/*"}, {"glob": "/*/b"}),
+    ],
+)
+def test_targets_that_need_not_meet_are_not_told(one: dict[str, str], two: dict[str, str]) -> None:
+    """A pattern does not cross a "/"; where a scope is, and what two patterns find, is not known beforehand."""
+    assert warnings(Config(targets=(by("a", **one), by("b", **two)))) == []
+
+
 def test_http_that_is_off_gives_no_warning() -> None:
     """An address nobody listens on harms nobody."""
     assert warnings(Config(http=HttpConfig(enabled=False, address="0.0.0.0"))) == []  # noqa: S104

@@ -265,6 +265,16 @@ def test_what_is_rendered_reads_back() -> None:
     assert read(render(config), "f.toml") == config
 
 
+def test_what_is_rendered_shows_what_is_not_set() -> None:
+    """As comments, so that nobody has to know which keys there are; what cannot be set beside another is left out."""
+    shown = render(Config(targets=(TargetSpec("a", path="/b"),)))
+    assert '\n#group = "edgeguard"  # not set\n' in shown
+    assert shown.startswith("self_targets = true\n")
+    assert '\n#cgroup_root = "/sys/fs/cgroup"  # not set\n' in shown
+    assert shown.count('\n#static = "6G"  # not set\n') == 2
+    assert "unit" not in shown
+
+
 def test_every_fault_is_told_at_once_in_the_order_of_lines() -> None:
     """One run of check-config is enough to mend a file."""
     text = """\
@@ -528,7 +538,9 @@ def test_a_step_in_a_long_array_is_told_at_its_own_line() -> None:
         ("[socket\n", "line 1: cannot read this as TOML: "),
         ("a = \n", "line 1: cannot read this as TOML: invalid value at column 5; "),
         ("[socket]\n[socket]\n", "line 2: cannot read this as TOML: "),
-        ("x = '", "cannot read this as TOML: "),
+        ("x = '", "line 1: cannot read this as TOML: the file ends before what begins here"),
+        ("[a]\nb = 1\nc = [1,\n  2,\n", "line 4: cannot read this as TOML: the file ends before what begins here"),
+        ('[log]\nlevel = """\nx\n', "line 2: cannot read this as TOML: the file ends before what begins here"),
         ("x = " + "9" * 5000, "cannot read this as TOML: "),
         ("x = " + "[" * 100_000, "cannot read brackets nested this deep"),
         ("x = " + "{a=" * 100_000, "cannot read brackets nested this deep"),
@@ -543,6 +555,19 @@ def test_a_step_in_a_long_array_is_told_at_its_own_line() -> None:
 def test_text_that_is_no_toml_is_one_clear_fault(text: str | bytes, expected: str) -> None:
     """Cut, binary, huge or deeply nested files end in one sentence, and never in a traceback."""
     assert problem(text).startswith(expected)
+
+
+def test_a_mode_without_quotes_is_told_to_get_some() -> None:
+    """0660 is no number in TOML, and what tomllib says of it helps nobody."""
+    assert problem("[socket]\nmode = 0660  # group\n") == (
+        "line 2: cannot read this as TOML: a number cannot begin with 0; "
+        'write a file mode in quotes, "0660", and any other number without the 0'
+    )
+
+
+def test_what_to_compare_with_is_what_every_installation_has() -> None:
+    """Not a file of the source tree."""
+    assert problem("a = \n").endswith("compare it with what `edgeguardctl check-config --example` prints")
 
 
 def test_windows_line_ends_are_taken() -> None:
