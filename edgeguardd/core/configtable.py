@@ -271,7 +271,8 @@ TARGET = Section(
             "glob",
             "glob",
             text("a path below the cgroup root with *, ? or [", check_cgroup_glob),
-            "A pattern for cgroup paths; each that matches is guarded by itself.",
+            "A pattern for cgroup paths; each that matches is guarded by itself and called `NAME:PATH`. Where that is "
+            "over 128 characters or not printable, a hash between two ~ makes up for what is cut out of the path.",
         ),
     ),
     many=True,

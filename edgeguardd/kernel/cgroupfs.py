@@ -71,8 +71,9 @@ class Node:
         """
         self.path = path
         self.fault: str | None = None
-        self.pressure = PressureFile(MEMORY_PRESSURE, f"{full_path}/{MEMORY_PRESSURE}", dir_fd)
-        self._full_path = full_path
+        # For messages only: the files are opened through the directory.
+        self._full_path = shown(full_path)
+        self.pressure = PressureFile(MEMORY_PRESSURE, f"{self._full_path}/{MEMORY_PRESSURE}", dir_fd)
         self._dir_fd = dir_fd
         self._own = own
         self._fds: dict[str, int] = {}

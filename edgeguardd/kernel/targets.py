@@ -16,6 +16,7 @@ from edgeguardd.core.events import Event, TargetAdded, TargetDropped
 from edgeguardd.errors import TargetError
 from edgeguardd.kernel.cgroupfs import EVENTS, CgroupRoot, normal_path, shown
 from edgeguardd.kernel.guarded import Guarded, TargetStatus, status_of
+from edgeguardd.kernel.names import found_name
 from edgeguardd.kernel.resolve import Glob, Pattern, Search, Unit
 from edgeguardd.kernel.sampler import Sampler
 from edgeguardd.kernel.tree import Tree
@@ -68,8 +69,11 @@ class Targets:
 
     # What the configuration wants
 
-    def apply(self, specs: Sequence[TargetSpec], sampling: SamplingConfig) -> None:
-        """Guard what the specs name, and nothing else that a spec named before; what stays the same is not touched."""
+    def apply(self, specs: Sequence[TargetSpec], sampling: SamplingConfig, defaults: Policy | None = None) -> None:
+        """Guard what the specs name, and nothing else that a spec named before; what stays the same is not touched.
+
+        `defaults`: how the targets of guard_peer are judged from now on; None: as before.
+        """
         was_slow_s, self._sampler.slow_s = self._sampler.slow_s, sampling.slow_s
         for target in self._targets.values():
             if target.interval_s == was_slow_s:
@@ -84,9 +88,16 @@ class Targets:
                 self._fulfil(spec)
             elif known.spec != spec:
                 known.spec = spec
-                for target in known.targets.values():
-                    target.policy = spec.policy
-                    self._emit(TargetAdded(target.name, shown(target.path), target.policy))
+                for target in list(known.targets.values()):
+                    self._judge_by(target, spec.policy)
+        if defaults is not None:
+            for target in [target for target in self._targets.values() if target.dynamic]:
+                self._judge_by(target, defaults)
+
+    def _judge_by(self, target: Guarded, policy: Policy) -> None:
+        if target.policy != policy:
+            target.policy = policy
+            self._emit(TargetAdded(target.name, shown(target.path), policy))
 
     def _fulfil(self, spec: TargetSpec) -> None:
         wish = self._wishes[spec.name] = _Wish(spec)
@@ -121,7 +132,7 @@ class Targets:
     def _found(self, wish: _Wish, path: str, *, many: bool) -> None:
         """A cgroup matches. Found after the first look, it has just been made."""
         if many:
-            self._add(wish, f"{wish.spec.name}:{shown(path)}", path, fresh=not wish.searching)
+            self._add(wish, found_name(path, f"{wish.spec.name}:"), path, fresh=not wish.searching)
             return
         for target in list(wish.targets.values()):
             if path != target.path and not (target.place is not None and target.place.present):
@@ -215,7 +226,7 @@ class Targets:
         return max(around, key=lambda target: len(target.path), default=None)
 
     def _dynamic(self, path: str, policy: Policy) -> Guarded:
-        name = shown(path)
+        name = found_name(path)
         if name in self._targets or len(self._targets) >= self.max_targets:
             raise TargetError(f"cannot guard {name}: {len(self._targets)} targets are guarded; raise max_targets")
         full = self._root.full(path)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 
 from edgeguardd.errors import KernelError
-from edgeguardd.kernel.cgroupfs import CgroupRoot
+from edgeguardd.kernel.cgroupfs import CgroupRoot, shown
 from edgeguardd.kernel.treewatch import DirWatch, TreeWatch
 
 _OPEN = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -171,7 +171,7 @@ class Tree:
             if error.errno != errno.ENOENT:
                 self.polling = True
                 self._on_fault(
-                    f"cannot open {self._root.full(place.path)}: {error.strerror}; "
+                    f"cannot open {shown(self._root.full(place.path))}: {error.strerror}; "
                     "raise LimitNOFILE= of the daemon if it ran out of descriptors"
                 )
             return

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeguardd.core import wire
 from edgeguardd.core.config import Mark, Policy, SamplingConfig, TargetSpec
 from edgeguardd.core.events import (
     CgroupAppeared,
@@ -600,6 +601,50 @@ def test_names_that_are_not_utf_8_are_guarded_and_told_in_plain_text(tmp_path: P
     play(tmp_path, scene)
 
 
+def test_cgroups_whose_names_look_alike_are_guarded_each(tmp_path: Path) -> None:
+    """One has a control character in its name, the other how that is shown; a third is long."""
+    path = "/k/" + "0123456789abcdef" * 12 + ".scope"
+
+    async def scene(s: Scene) -> None:
+        for each in ("/k", "/k/a\x01b", "/k/a\\x01b", path):
+            s.tree.cgroup(each)
+        s.apply(TargetSpec("g", glob="/k/*"))
+        assert s.faults == []
+        names = s.targets.names()
+        assert len(set(names)) == 3
+        assert "g:/k/a\\x01b" in names
+        for name in names:
+            hello = wire.decode_client(wire.encode(wire.Hello("x", target=name)).rstrip())
+            assert isinstance(hello, wire.Hello)
+            assert s.targets.join_peer(hello.target or "") == name
+        assert s.targets.contains(next(name for name in names if name.endswith("cdef.scope")), path)
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("name", ["pod\udcff", "pod\n\x1b[2J", "pod\u202e"], ids=["not UTF-8", "terminal", "override"])
+@pytest.mark.parametrize("broken", ["memory.current", "memory.events", "memory.stat", "memory.high", "all"])
+def test_what_is_said_of_a_badly_named_cgroup_can_be_printed(tmp_path: Path, name: str, broken: str) -> None:
+    """Reasons go into logs, JSON and terminals: the name in them is escaped, whichever file cannot be used."""
+
+    async def scene(s: Scene) -> None:
+        cgroup = s.tree.cgroup(f"/{name}")
+        if broken == "all":
+            cgroup.unlink("memory.events")
+        else:
+            cgroup.break_file(broken)
+        s.apply(TargetSpec("g", glob="/pod*"))
+        (status,) = s.targets.status().values()
+        said = [status.degraded, *(event.reason for event in s.of(SampleFailed)), *s.faults]
+        assert status.degraded is not None
+        for sentence in filter(None, said):
+            sentence.encode()
+            assert sentence.isprintable()
+            assert "pod" in sentence
+
+    play(tmp_path, scene)
+
+
 def test_more_matches_than_targets_may_be_are_said_once(tmp_path: Path) -> None:
     """The others are guarded."""
 
@@ -649,6 +694,27 @@ def test_a_reload_touches_only_what_changed(tmp_path: Path) -> None:
         assert {event.target for event in s.of(CgroupAppeared)} == {"moved", "new"}
         s.apply(before[0], job("policy", "/policy", strict), job("moved", "/moved2"), job("new", "/new"))
         assert len(s.of(TargetAdded)) == 3
+
+    play(tmp_path, scene)
+
+
+def test_a_reload_reaches_the_targets_of_subscribers(tmp_path: Path) -> None:
+    """They are judged by [defaults]: new ones are told, the same ones are not."""
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/job")
+        s.tree.cgroup("/x")
+        s.apply(job())
+        old, new = Policy(), Policy(high=Mark(ratio=0.5))
+        s.targets.guard_peer("/x", old)
+        s.told.clear()
+        s.targets.apply([job()], SamplingConfig(slow_s=NEVER_S), old)
+        assert s.told == []
+        for _ in range(2):
+            s.targets.apply([job()], SamplingConfig(slow_s=NEVER_S), new)
+            assert s.told == [TargetAdded("/x", "/x", new)]
+        assert s.targets.guard_peer("/x", new) == "/x"
+        assert len(s.told) == 1
 
     play(tmp_path, scene)
 
