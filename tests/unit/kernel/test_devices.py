@@ -120,6 +120,8 @@ def test_nvmap_is_in_meminfo_of_older_jetsons(tmp_path: Path) -> None:
     """Out of the RAM of the whole board, which it shares."""
     source = NvmapSource("gpu", proc(tmp_path, JETSON), str(tmp_path / "none"))
     assert source.read() == DeviceUsage("gpu", 805068 * 1024, 8038788 * 1024)
+    proc(tmp_path, JETSON.replace("805068 kB", "0 kB"))
+    assert source.read() == DeviceUsage("gpu", 0, 8038788 * 1024)
 
 
 def test_nvmap_is_in_debugfs_of_newer_jetsons(tmp_path: Path) -> None:
