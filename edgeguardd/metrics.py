@@ -207,7 +207,7 @@ class _LiveCollector(Collector):
             yield GaugeMetricFamily(f"edgeguardd_{name}", text, value=gauge)
         for name, text, count in (
             ("connections", "Connections accepted on the subscriber socket.", stats.accepted),
-            ("connections_refused", "Connections sent away because there were too many.", stats.refused),
+            ("connections_refused", "Connections ended before a welcome: too many, refused, no hello.", stats.refused),
             ("lines_received", "Protocol lines received.", stats.lines_in),
             ("lines_sent", "Protocol lines sent.", stats.lines_out),
             ("lines_throttled", "Times a flooding peer was made to wait.", stats.throttled),

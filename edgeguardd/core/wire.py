@@ -5,7 +5,9 @@ Contract: docs/reference/protocol.md. Unknown fields are ignored, so that either
 Sizes are bytes, times are seconds, counts are whole and not negative, ratios are 0…1; JSON knows no NaN.
 """
 
-from typing import Annotated, TypeVar
+import enum
+import re
+from typing import Annotated, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -183,6 +185,10 @@ ERROR_CODES = {
     "too_many_subscribers": ErrorCode("No more connections are taken.", closes=True),
 }
 
+# The words that a field of a closed set may hold, for the remedy; whose field it is makes no difference.
+_FIELD_WORDS: dict[str, type[enum.Enum]] = {"role": Role, "status": AckStatus, "effect": AckEffect}
+_NO_SUCH_WORD = re.compile(r"Invalid enum value .* - at `\$\.(\w+)`", re.DOTALL)
+
 _UNKNOWN_CODE = ErrorCode("", closes=False)
 
 
@@ -244,13 +250,24 @@ def _decode(decoder: "msgspec.json.Decoder[T]", line: bytes) -> T:
         message = decoder.decode(line)
     except msgspec.ValidationError as error:
         _check_version(_version_of(line))
-        text = str(error)[:MAX_ECHO_CHARS]
-        code = "unknown_type" if "Invalid value" in text and str(error).endswith("`$.type`") else "bad_message"
-        raise ProtocolError(code, f"cannot read the message: {text}") from None
+        raise _not_read(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError("bad_json", f"cannot read the line as JSON: {str(error)[:MAX_ECHO_CHARS]}") from None
     _check_version(message.v)
     return message
+
+
+def _not_read(why: str) -> ProtocolError:
+    """The error of a line that is JSON but no message; where a word was to be one of a few, they are told."""
+    words: list[object] = []
+    code = "bad_message"
+    if "Invalid value" in why and why.endswith("`$.type`"):
+        code = "unknown_type"
+        words = [message.__struct_config__.tag for message in get_args(ClientMessage)]
+    elif (found := _NO_SUCH_WORD.fullmatch(why)) and found[1] in _FIELD_WORDS:
+        words = [word.value for word in _FIELD_WORDS[found[1]]]
+    remedy = f"; write one of {', '.join(map(str, words))}" if words else ""
+    return ProtocolError(code, f"cannot read the message: {why[:MAX_ECHO_CHARS]}{remedy}")
 
 
 def _version_of(line: bytes) -> int:
