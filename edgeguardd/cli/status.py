@@ -67,7 +67,7 @@ def _targets(targets: list[TargetRow]) -> list[str]:
             words.limit(target),
             words.share(target.used_ratio),
             words.size(target.headroom_bytes),
-            "-" if target.growth_bytes_per_s is None else f"{words.size(target.growth_bytes_per_s)}/s",
+            words.rate(target.growth_bytes_per_s),
             "-" if target.sample_age_s is None else f"{words.span(target.sample_age_s)} ago",
         ]
         for target in targets
