@@ -38,6 +38,7 @@ _REMEDIES = {
     errno.EMFILE: "raise LimitNOFILE= of the daemon",
     errno.ENFILE: "raise fs.file-max",
 }
+MAY_NOT_LOOK: Final = "grant the daemon the right to list and enter the directories there, or run it as root"
 _DEFAULT_REMEDY = "see the kernel log"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from edgeguardd.core.config import Policy, SamplingConfig, TargetSpec
 from edgeguardd.core.events import Event, TargetAdded, TargetDropped
 from edgeguardd.errors import TargetError
-from edgeguardd.kernel.cgroupfs import EVENTS, CgroupRoot, normal_path, shown
+from edgeguardd.kernel.cgroupfs import EVENTS, MAY_NOT_LOOK, CgroupRoot, normal_path, shown
 from edgeguardd.kernel.guarded import Guarded, TargetStatus, status_of
 from edgeguardd.kernel.names import found_name
 from edgeguardd.kernel.resolve import Glob, Pattern, Search, Unit
@@ -116,6 +116,7 @@ class Targets:
             pattern,
             lambda path: self._found(wish, path, many=pattern.many),
             lambda path: self._lost(wish, path, many=pattern.many),
+            self._fault,
         )
         wish.search.start()
         wish.searching = False
@@ -230,17 +231,21 @@ class Targets:
         if name in self._targets or len(self._targets) >= self.max_targets:
             raise TargetError(f"cannot guard {name}: {len(self._targets)} targets are guarded; raise max_targets")
         full = self._root.full(path)
-        if not os.path.isdir(full):
-            raise TargetError(f"cannot guard {name}: no such cgroup in {self._root.path}; check cgroup_root")
-        if not os.path.exists(f"{full}/{EVENTS}"):
-            if path == "/":
-                raise TargetError(
-                    "cannot guard the root cgroup: it has no limits and no counters; start the server as a systemd "
-                    "service or in a cgroup of its own"
+        try:
+            os.stat(f"{full}/{EVENTS}")
+        except PermissionError as error:
+            raise TargetError(f"cannot guard {name}: {error.strerror}; {MAY_NOT_LOOK}") from None
+        except OSError:
+            if not os.path.isdir(full):
+                why = f"no such cgroup in {self._root.path}; check cgroup_root"
+            elif path == "/":
+                name = "the root cgroup"
+                why = (
+                    "it has no limits and no counters; start the server as a systemd service or in a cgroup of its own"
                 )
-            raise TargetError(
-                f"cannot guard {name}: the memory controller is not enabled there; set MemoryAccounting=yes on the unit"
-            )
+            else:
+                why = "the memory controller is not enabled there; set MemoryAccounting=yes on the unit"
+            raise TargetError(f"cannot guard {name}: {why}") from None
         return Guarded(name, path, policy, self._sampler.slow_s, dynamic=True)
 
     # What the daemon asks

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 
 from edgeguardd.errors import KernelError
-from edgeguardd.kernel.cgroupfs import CgroupRoot, shown
+from edgeguardd.kernel.cgroupfs import MAY_NOT_LOOK, CgroupRoot, shown
 from edgeguardd.kernel.treewatch import DirWatch, TreeWatch
 
 _OPEN = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -159,7 +159,10 @@ class Tree:
             return None
         try:
             found = os.stat(place.name, dir_fd=place.parent.dir_fd, follow_symlinks=False)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            self._on_fault(f"cannot look for {shown(self._root.full(place.path))}: {error.strerror}; {MAY_NOT_LOOK}")
             return None
         return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
 

@@ -14,6 +14,9 @@ from collections.abc import Callable
 
 from asyncinotify import Inotify, Mask, Watch
 
+from edgeguardd.errors import KernelError
+from edgeguardd.kernel.cgroupfs import MAY_NOT_LOOK, shown
+
 _INTEREST = Mask.CREATE | Mask.DELETE | Mask.MOVE | Mask.ONLYDIR
 
 # In one turn of the loop. An event is taken in 7 µs; what is told can open a target, which takes 1 ms.
@@ -74,9 +77,6 @@ class TreeWatch:
         self._stop()
 
     def _start(self) -> Inotify:
-        # The library takes two descriptors and loses the first when there is no second (asyncinotify 4.4): ask before.
-        for spare in os.pipe():
-            os.close(spare)
         # sync_timeout=0: iterating gives what is there and returns, so that the loop stays in charge.
         inotify = Inotify(cache_size=64, sync_timeout=0)
         self._loop.add_reader(inotify.fd, self._dispatch)
@@ -94,9 +94,16 @@ class TreeWatch:
     def _arm(self, watched: DirWatch) -> None:
         try:
             if self._inotify is None:
+                _need_descriptors()
                 self._inotify = self._start()
             watched.watch = self._inotify.add_watch(watched.path, _INTEREST)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except PermissionError as error:
+            self._on_fault(f"cannot watch {shown(watched.path)}: {error.strerror}; {MAY_NOT_LOOK}")
+            return
+        except KernelError as error:
+            self._on_fault(str(error))
             return
         except OSError as error:
             self._on_fault(f"cannot watch directories for changes: {os.strerror(error.errno or 0)}; {_REMEDY}")
@@ -142,3 +149,19 @@ class TreeWatch:
             watched.watch = None
             self._arm(watched)
         self._on_lost()
+
+
+def _need_descriptors() -> None:
+    """Raises KernelError when there are no two more.
+
+    The library takes two, and loses the first when there is no second (asyncinotify 4.4). Besides, inotify answers a
+    full table of descriptors as it answers too many instances, and the remedy is another one.
+    """
+    try:
+        spare = os.pipe()
+    except OSError as error:
+        raise KernelError(
+            f"cannot watch directories for changes: {error.strerror}; raise LimitNOFILE= of the daemon"
+        ) from None
+    for fd in spare:
+        os.close(fd)

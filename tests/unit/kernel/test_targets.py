@@ -313,7 +313,7 @@ def test_running_out_of_descriptors_is_said_and_got_over(tmp_path: Path, room: i
             s.apply(job(path="/a/job"), slow_s=OFTEN_S)
             said = [event.reason for event in s.of(SampleFailed)] + s.faults
             assert any("Too many open files" in sentence for sentence in said)
-            assert all("raise LimitNOFILE=" in sentence or "inotify" in sentence for sentence in said)
+            assert all("raise LimitNOFILE=" in sentence for sentence in said)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             for fd in taken[room:]:
