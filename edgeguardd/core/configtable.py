@@ -91,7 +91,12 @@ SOCKET = Section(
     SocketConfig,
     "The socket that inference servers and observers connect to.",
     (
-        Row("path", "path", SOCKET_PATH, "Where the socket is made, unless systemd hands one over."),
+        Row(
+            "path",
+            "path",
+            SOCKET_PATH,
+            "Where the socket is made, unless systemd hands one over; its directory too, where only that is missing.",
+        ),
         Row("mode", "mode", file_mode(), "Who may connect: the socket's file mode."),
         Row(
             "group",

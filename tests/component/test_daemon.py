@@ -195,7 +195,7 @@ def test_kill_9_of_a_subscriber_ends_its_commands(place: str, llm: FakeCgroup) -
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("missing directory", "cannot listen on"),
+        ("missing directories", "cannot listen on"),
         ("taken by a file", "cannot listen on"),
         ("port taken", "cannot listen on"),
         ("no such tree", "cannot"),
@@ -211,8 +211,8 @@ def test_what_cannot_start_says_one_sentence_and_changes_nothing(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         match what:
-            case "missing directory":
-                config = config.replace(f"{place}/s", f"{place}/no/s")
+            case "missing directories":
+                config = config.replace(f"{place}/s", f"{place}/no/where/s")
             case "taken by a file":
                 with open(f"{place}/s", "w") as file:
                     file.write("precious")

@@ -2,6 +2,8 @@
 
 import grp
 import os
+import resource
+import shutil
 import socket
 import stat
 from collections.abc import Iterator
@@ -162,9 +164,65 @@ def test_what_is_not_a_socket_is_never_removed(directory: str, what: str) -> Non
     assert not os.path.exists(f"{path}.lock")
 
 
-def test_a_missing_directory_is_named(directory: str) -> None:
-    """The remedy says that the directory is to be made."""
-    assert "create the directory" in refusal(f"{directory}/no/s")
+def test_a_missing_directory_is_made_and_removed(directory: str) -> None:
+    """/run is empty after each boot: where the parent is there, nobody has to prepare anything, whatever the umask."""
+    path = f"{directory}/run/s"
+    before = os.umask(0o077)
+    try:
+        claimed = claim(SocketConfig(path=path))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat(f"{directory}/run").st_mode) == 0o755
+    release(claimed)
+    assert os.listdir(directory) == []
+
+
+def test_a_directory_that_was_there_stays(directory: str) -> None:
+    """Somebody made it, and may count on it."""
+    os.mkdir(f"{directory}/run")
+    release(claim(SocketConfig(path=f"{directory}/run/s")))
+    assert os.listdir(directory) == ["run"]
+
+
+def test_a_directory_that_somebody_else_uses_as_well_stays(directory: str) -> None:
+    """Only an empty one is removed."""
+    claimed = claim(SocketConfig(path=f"{directory}/run/s"))
+    other = claim(SocketConfig(path=f"{directory}/run/other"))
+    release(claimed)
+    assert sorted(os.listdir(f"{directory}/run")) == ["other", "other.lock"]
+    release(other)
+    assert os.listdir(directory) == ["run"]
+
+
+def test_a_start_that_fails_leaves_no_directory(directory: str) -> None:
+    """What was made on the way is removed again."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+        said = refusal(f"{directory}/run/s")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "Too many open files" in said
+    assert os.listdir(directory) == []
+
+
+def test_a_missing_parent_is_named(directory: str) -> None:
+    """A tree that is missing as a whole is a slip of the pen, more likely than a place to be made."""
+    assert "create its directory and what that is in (mkdir -p)" in refusal(f"{directory}/no/where/s")
+    assert os.listdir(directory) == []
+
+
+def test_a_directory_that_may_not_be_made_is_named(directory: str) -> None:
+    """Not as root, the parent belongs to root."""
+    uid = os.geteuid()
+    os.chmod(directory, 0o500)
+    try:
+        if uid == 0:
+            os.seteuid(NOBODY)
+        assert "Permission denied; run as a user who may write there" in refusal(f"{directory}/run/s")
+    finally:
+        os.seteuid(uid)
+        os.chmod(directory, 0o700)
 
 
 def test_a_file_in_the_place_of_the_directory_is_named(directory: str) -> None:
