@@ -23,6 +23,7 @@ from edgeguardd.errors import ServeError
 
 # sizeof(sun_path) in unix(7), less the NUL at its end.
 MAX_PATH_BYTES = 107
+MAX_GID = 2**32 - 2  # 2^32 - 1 means "no group" to the kernel
 LOCK_SUFFIX = ".lock"
 # Everybody may come as far as the socket, whose own mode and group say who may connect.
 DIRECTORY_MODE = 0o755
@@ -37,6 +38,8 @@ _REMEDIES = {
     errno.EROFS: "set [socket] path to a file system that can be written",
     errno.ENOSPC: "make room on that file system",
     errno.EADDRINUSE: "somebody else has just taken it; stop that or set [socket] path",
+    errno.EMFILE: "let the daemon open more files (systemd: LimitNOFILE=, else ulimit -n)",
+    errno.ENFILE: "let the machine open more files (sysctl fs.file-max)",
 }
 
 
@@ -52,13 +55,15 @@ class Claim:
         self._inode = (found.st_dev, found.st_ino)
 
     def remove_file(self) -> None:
-        """Unlink the socket file, if it is still the one that was made."""
-        try:
+        """Unlink the socket file, if it is still the one that was made.
+
+        One that cannot be (the directory became read-only) stays: the next start takes it for what it is, stale, and
+        nothing else of the daemon's stop may fail for it.
+        """
+        with contextlib.suppress(OSError):
             found = os.stat(self._path, follow_symlinks=False)
             if (found.st_dev, found.st_ino) == self._inode:
                 os.unlink(self._path)
-        except FileNotFoundError:
-            pass
 
     def unlock(self) -> None:
         """Close the socket if it is still open, and let another daemon take the place. Call it last."""
@@ -70,7 +75,6 @@ def claim(config: SocketConfig) -> Claim:
     path = config.path
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise _cannot(path, f"the path has more than {MAX_PATH_BYTES} bytes", "set a shorter [socket] path")
-    gid = _gid_of(path, config.group)
     try:
         gid = _gid_of(path, config.group)
         with contextlib.ExitStack() as place:
@@ -79,10 +83,8 @@ def claim(config: SocketConfig) -> Claim:
             lock_fd = _lock(path)
             place.callback(_unlock, path, lock_fd)
             _remove_stale(path)
-            return _bind(path, config.mode, gid, lock_fd)
-        except BaseException:
-            _unlock(path, lock_fd)
-            raise
+            sock = place.enter_context(_bind(path, config.mode, gid))
+            return Claim(path, sock, place.pop_all())
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "set [socket] path to another place")
         raise _cannot(path, os.strerror(error.errno or 0), remedy) from error
@@ -105,6 +107,8 @@ def _gid_of(path: str, group: str | None) -> int:
     if group is None:
         return -1
     if group.isdecimal():
+        if int(group) > MAX_GID:
+            raise _cannot(path, f"there is no group {group}", f"set [socket] group to one of at most {MAX_GID}")
         return int(group)
     try:
         return grp.getgrnam(group).gr_gid
@@ -202,10 +206,9 @@ def _bind(path: str, mode: int, gid: int) -> socket.socket:
             os.unlink(path)
             raise
     except BaseException:
-        made.remove_file()
         sock.close()
         raise
-    return made
+    return sock
 
 
 def _taken(path: str) -> ServeError:

@@ -1,5 +1,6 @@
 """Claiming the socket's place in the file system."""
 
+import contextlib
 import grp
 import os
 import resource
@@ -81,6 +82,31 @@ def test_an_unknown_group_is_named(directory: str) -> None:
     """A group that does not exist is said, with what to do, before anything is made."""
     assert "no group 'nosuchgroup'" in refusal(f"{directory}/s", group="nosuchgroup")
     assert os.listdir(directory) == []
+
+
+@pytest.mark.parametrize("number", [2**32 - 1, 2**32, 99999999999, 10**30])
+def test_a_number_that_no_group_can_have_is_said(directory: str, number: int) -> None:
+    """One sentence, before anything is made: the kernel would take one of them for "leave it as it is"."""
+    assert f"there is no group {number};" in refusal(f"{directory}/s", group=str(number))
+    assert os.listdir(directory) == []
+
+
+def test_too_few_descriptors_are_said_with_the_remedy_for_that(directory: str) -> None:
+    """Another path would not help."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        said = refusal(f"{directory}/s")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for fd in taken:
+            os.close(fd)
+    assert "LimitNOFILE=" in said
+    assert "[socket] path" not in said
 
 
 def test_a_socket_left_by_a_killed_daemon_is_replaced(directory: str) -> None:
@@ -268,6 +294,32 @@ def test_a_socket_that_somebody_replaced_is_not_removed(directory: str) -> None:
     left_by_a_dead_owner(path)
     release(claimed)
     assert os.listdir(directory) == ["s"]
+
+
+@pytest.mark.parametrize("what", ["read-only", "gone", "a file"])
+def test_a_directory_that_cannot_be_written_any_more_does_not_stop_the_stop(directory: str, what: str) -> None:
+    """The files stay where they cannot be removed, which the next start takes as stale; nothing is raised."""
+    place = f"{directory}/run"
+    os.mkdir(place)
+    claimed = claim(SocketConfig(path=f"{place}/s"))
+    uid = os.geteuid()
+    try:
+        if what == "read-only":
+            os.chmod(place, 0o500)
+            if uid == 0:
+                os.seteuid(NOBODY)
+        else:
+            shutil.rmtree(place)
+            if what == "a file":
+                with open(place, "w"):
+                    pass
+        release(claimed)
+    finally:
+        os.seteuid(uid)
+    if what == "read-only":
+        os.chmod(place, 0o700)
+        release(claim(SocketConfig(path=f"{place}/s")))
+        assert os.listdir(place) == []
 
 
 def test_only_a_listening_stream_socket_is_taken_from_systemd() -> None:
