@@ -234,8 +234,14 @@ def find_root(override: str | None = None, proc: str = "/proc") -> CgroupRoot:
     if override is not None:
         if not os.path.isdir(override):
             raise KernelError(f"cannot use cgroup_root {override}: not a directory; correct it or leave it out")
-        if _controllers(override) in (None, True):
+        controllers = _controllers(override)
+        if controllers:
             return CgroupRoot(override)
+        if controllers is None:
+            raise KernelError(
+                f"cannot use cgroup_root {override}: no cgroup v2 tree, as it has no cgroup.controllers to read; "
+                "name where cgroup v2 is mounted (usually /sys/fs/cgroup), or leave it out"
+            )
         raise KernelError(_why_not(_mounts(proc), proc, override))
     mounts = _mounts(proc)
     for point in mounts.cgroup2:
