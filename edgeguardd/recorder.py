@@ -147,7 +147,7 @@ class Recorder:
             self._flush_at = self._loop.call_later(FLUSH_S, self._flush)
             return
         self._put(writer)
-        if self._gap or writer.ring.segment_bytes >= writer.ring.full_bytes:
+        if self._gap or writer.full == self._segment:
             self._begin(writer, continuous=not self._gap)
 
     def _put(self, writer: Writer) -> None:

@@ -178,11 +178,15 @@ class Failure(Struct, frozen=True):
 
 
 class Writer:
-    """The thread. Figures are written by it alone and may be read by anyone; `failure` is the last one, if any."""
+    """The thread. Figures are written by it alone and may be read by anyone.
+
+    failure is the last one, if any; full the last segment of this run that has been filled, -1 before.
+    """
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
         self.failure: Failure | None = None
+        self.full = -1
         self.written = 0
         self.dropped = 0
         self.longest_s = 0.0
@@ -243,6 +247,8 @@ class Writer:
                     self.dropped += order.events
                     raise
                 self.written += order.events
+                if self.ring.segment_bytes >= self.ring.full_bytes:
+                    self.full = self._segment
             case _:
                 assert_never(order)
 

@@ -14,6 +14,7 @@ Two holders of one object that can change hold one object afterwards as well. Fr
 """
 
 import enum
+import functools
 import math
 import re
 import sys
@@ -24,7 +25,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from edgeguardd.core.config import Policy
 from edgeguardd.core.engine import Engine
+from edgeguardd.core.events import TargetAdded
 from edgeguardd.errors import EdgeguardError
 
 _HOME = "edgeguardd.core."
@@ -186,6 +189,8 @@ class _Reader:
             if list(fields) != list(kind.__struct_fields__):
                 raise ValueError(f"{name} has other fields in this version")
             return self._read_struct(kind, fields)
+        if set(fields) != _shapes().get(kind, set(fields)):
+            raise ValueError(f"{name} has other fields in this version")
         made = kind.__new__(kind)
         self._made.append(made)
         for field, value in fields.items():
@@ -218,6 +223,26 @@ def _class(name: object, base: type) -> Any:
     if not (isinstance(found, type) and issubclass(found, base) and found.__module__ == _HOME + module):
         raise ValueError(f"there is no {name} in this version")
     return found
+
+
+@functools.cache
+def _shapes() -> dict[type, set[str]]:
+    """What objects that are no Structs hold in this version, as an engine with one target shows it."""
+    engine = Engine()
+    engine.handle(TargetAdded("", "/", Policy()), 0.0)
+    shapes: dict[type, set[str]] = {}
+    seen: list[object] = [engine]
+    while seen:
+        value = seen.pop()
+        if isinstance(value, Struct):
+            seen += [getattr(value, name) for name in value.__struct_fields__]
+        elif isinstance(value, dict):
+            seen += value.values()
+        elif type(value).__module__.startswith(_HOME) and not isinstance(value, enum.Enum):
+            if type(value) not in shapes:
+                seen += vars(value).values()
+            shapes[type(value)] = set(vars(value))
+    return shapes
 
 
 def _sorted(values: list[Json]) -> list[Json]:

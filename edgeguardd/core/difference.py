@@ -22,7 +22,7 @@ SAME_S = 0.001
 _ORDER = (Kind.LEVEL, Kind.RELIEF, Kind.COMMAND, Kind.LAST_RESORT, Kind.NOTE, Kind.OUTCOME, Kind.ADMISSION)
 
 # Of these the number says it all: when the first one came follows from the orders.
-_COUNTED = frozenset({Kind.OUTCOME, Kind.ADMISSION})
+COUNTED = frozenset({Kind.OUTCOME, Kind.ADMISSION})
 
 _OVER = (Kind.LEVEL, Level.NORMAL.word)
 
@@ -118,7 +118,7 @@ def _changes(then: list[Decision], now: list[Decision]) -> Iterator[Change]:
         )
         change = Change(kind, what, recorded_s, changed_s, recorded_times, changed_times)
         earlier_s = change.earlier_s
-        moved = earlier_s is None or (kind not in _COUNTED and abs(earlier_s) > SAME_S)
+        moved = earlier_s is None or (kind not in COUNTED and abs(earlier_s) > SAME_S)
         if moved or recorded_times != changed_times:
             yield change
 

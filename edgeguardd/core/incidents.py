@@ -54,6 +54,7 @@ class Moment(Struct, frozen=True):
     wall_s: float
     what: str
     sentence: str
+    seq: int | None = None
 
 
 class Incident(Struct):
@@ -235,10 +236,16 @@ def _point(engine: Engine, name: str, wall_s: float) -> Point | None:
     pressure = target.gauge.pressure
     if pressure is None:
         return Point(wall_s, target.gauge.needed_bytes, target.static_bytes)
-    marks = (
-        limits.mark_bytes(m, pressure) for m in (target.policy.elevated, target.policy.high, target.policy.critical)
+    marks = limits.marks(target.policy, pressure)
+    return Point(
+        wall_s,
+        pressure.needed_bytes,
+        pressure.static_bytes,
+        pressure.limit_bytes,
+        marks.elevated_bytes,
+        marks.high_bytes,
+        marks.critical_bytes,
     )
-    return Point(wall_s, pressure.needed_bytes, pressure.static_bytes, pressure.limit_bytes, *marks)
 
 
 def _moment(step: Step) -> tuple[str, Moment] | None:
@@ -248,7 +255,7 @@ def _moment(step: Step) -> tuple[str, Moment] | None:
             homes = (t.name for t in step.engine.targets.values() if ack.subscriber in t.ledger.subscribers)
             said = "" if ack.message is None else f": {ack.message}"
             sentence = f"subscriber {ack.subscriber} answers #{ack.seq}: {ack.status}{said}"
-            return next(homes, ""), Moment(step.wall_s, "ack", sentence)
+            return next(homes, ""), Moment(step.wall_s, "ack", sentence, ack.seq)
         case CountersMoved() as moved:
             counts = ((key, getattr(moved.delta, key)) for key in moved.delta.__struct_fields__)
             sentence = ", ".join(f"{key} +{count}" for key, count in counts if count)

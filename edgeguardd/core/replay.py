@@ -10,7 +10,7 @@ other engine has given the same order, and left out where it has not; its timers
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct, structs
 
@@ -40,13 +40,13 @@ from edgeguardd.core.events import (
     TimerFired,
 )
 from edgeguardd.core.model import Action
-from edgeguardd.core.recording import Clock, Header, Segment
+from edgeguardd.core.recording import Clock, Header, RecordingError, Segment
 
 
 class Opened(Struct, frozen=True):
     """A segment begins. The engine goes on from the segment before (continuous), or from the segment's own checkpoint.
 
-    exact: whether the engine that went on stood as the recorded one did; None where there was nothing to compare.
+    exact: whether the engine stands as the recorded one stood; None where nothing could tell otherwise.
     """
 
     header: Header
@@ -69,60 +69,102 @@ class Step(Struct, frozen=True):
     defect: str | None = None
 
 
-def recorded(segments: Iterable[Segment]) -> Iterator[Opened | Step]:
-    """The segments as they were. Raises RecordingError where a checkpoint does not fit this version."""
+def recorded(
+    segments: Iterable[Segment], unusable: Callable[[RecordingError], None] | None = None
+) -> Iterator[Opened | Step]:
+    """The segments as they were.
+
+    unusable is told of each segment that is left out because its checkpoint does not fit this version; without it
+    RecordingError is raised.
+    """
     engine: Engine | None = None
     before: Segment | None = None
     for segment in segments:
-        continuous = engine is not None and _continues(before, segment)
-        exact = None
-        if continuous and engine is not None:
-            exact = checkpoint.encode(engine) == segment.state()
-        if engine is None or not exact:
-            engine = segment.engine()
-        yield Opened(segment.header, engine, continuous, exact)
-        clock = segment.header.clock
+        try:
+            opened = _opened(segment, engine if _continues(before, segment) else None)
+        except RecordingError as error:
+            if unusable is None:
+                raise
+            unusable(error)
+            continue
+        yield opened
+        engine, clock, before = opened.engine, segment.header.clock, segment
         for record in segment.events():
             if isinstance(record, Clock):
                 clock = record
                 continue
             now, event = record
             yield _step(engine, event, now, clock)
-        before = segment
+
+
+def _opened(segment: Segment, engine: Engine | None) -> Opened:
+    """The segment's own state, except where only the engine that went on can stand in for it."""
+    header = segment.header
+    if engine is not None and checkpoint.encode(engine) == segment.state():
+        return Opened(header, engine, True, True)
+    try:
+        return Opened(header, segment.engine(), engine is not None, None if engine is None else False)
+    except RecordingError:
+        if engine is not None:
+            return Opened(header, engine, True, False)
+        if header.segment == 0:  # nothing had happened yet
+            return Opened(header, Engine(header.config.sampling, header.config.machine), False, False)
+        raise
+
+
+def _continues(before: Segment | None, segment: Segment) -> bool:
+    """Whether no event is missing between two segments."""
+    if before is None or not before.complete or before.damage is not None:
+        return False
+    last, header = before.header, segment.header
+    return last.run == header.run and last.segment + 1 == header.segment
 
 
 class Changed:
-    """The segments as they would have been under `config`. Go through steps(), then read what had to be left out.
+    """The segments as they would have been under `config`. Afterwards it tells what had to be left out.
 
     left_out    answers to orders that the other engine had not given, by kind
     by_defaults targets that the configuration does not name, and that its [defaults] were used for
     """
 
-    def __init__(self, segments: Iterable[Segment], config: Config) -> None:
+    def __init__(
+        self,
+        segments: Iterable[Segment],
+        config: Config,
+        unusable: Callable[[RecordingError], None] | None = None,
+    ) -> None:
+        """`segments` and `unusable` as for recorded()."""
         self.config = config
         self.left_out: Counter[str] = Counter()
         self.by_defaults: set[str] = set()
         self._segments = segments
+        self._unusable = unusable
         self._then = _Shell()
         self._now = _Shell()
         self._clock = Clock(0.0, 0.0)
 
     def steps(self) -> Iterator[Opened | Step]:
-        """As recorded() gives them. Raises RecordingError."""
+        """What the other engine does, as recorded() gives it. Raises RecordingError."""
+        for _, made in self.pairs():
+            yield from made
+
+    def pairs(self) -> Iterator[tuple[Opened | Step, list[Opened | Step]]]:
+        """Each item of the recording, and what the other engine makes of it. Raises RecordingError."""
+        self.left_out.clear()
+        self.by_defaults.clear()
         engine: Engine | None = None
-        for item in recorded(self._segments):
-            if isinstance(item, Opened):
-                self._clock = item.header.clock
-                if engine is not None and item.continuous:
-                    yield Opened(item.header, engine, True, None)
-                    continue
-                engine = checkpoint.decode(checkpoint.encode(item.engine))
-                self._then, self._now = _Shell(), _Shell()
-                yield Opened(item.header, engine, False, None)
-                yield from self._adopt(engine, item.header.config)
-            elif engine is not None:
+        for item in recorded(self._segments, self._unusable):
+            if isinstance(item, Step):
                 self._clock = Clock(item.wall_s, item.now)
-                yield from self._follow(engine, item)
+                yield item, [] if engine is None else list(self._follow(engine, item))
+                continue
+            self._clock = item.header.clock
+            if engine is not None and item.continuous:
+                yield item, [Opened(item.header, engine, True, None)]
+                continue
+            engine = checkpoint.decode(checkpoint.encode(item.engine))
+            self._then, self._now = _Shell(), _Shell()
+            yield item, [Opened(item.header, engine, False, None), *self._adopt(engine, item.header.config)]
 
     def _adopt(self, engine: Engine, then: Config) -> Iterator[Step]:
         """Put the other configuration in force for what the checkpoint holds, as a reload does."""
@@ -235,14 +277,6 @@ class _Shell:
         if key in then.timers:
             return self.timers.get(key) == then.timers[key]
         return key not in self.timers and key not in self.cancelled
-
-
-def _continues(before: Segment | None, segment: Segment) -> bool:
-    """Whether no event is missing between two segments."""
-    if before is None or not before.complete or before.damage is not None:
-        return False
-    last, header = before.header, segment.header
-    return last.run == header.run and last.segment + 1 == header.segment
 
 
 def _step(engine: Engine, event: Event, now: float, clock: Clock) -> Step:

@@ -199,8 +199,10 @@ def test_a_damaged_file_gives_what_comes_before_the_damage(
     whole = [(now, event) for now, event, _ in script.steps]
     if cut:
         assert records == whole[: len(records)]
-        # Every event was flushed by itself: none that reached the file as a whole is lost.
-        assert len(records) == sum(1 for file, size in script.ends if file == 0 and size <= place)
+        # Every event was flushed by itself: none that reached the file as a whole is lost. The last bytes of a flush
+        # say no more than that it is one.
+        whole_ones = sum(1 for file, size in script.ends if file == 0 and size <= place)
+        assert len(records) in {whole_ones, whole_ones + 1}
 
 
 @given(st.binary(max_size=300))

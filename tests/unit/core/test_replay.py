@@ -162,14 +162,47 @@ def test_a_defect_of_the_engine_is_survived_as_the_daemon_survives_it() -> None:
     assert steps[0].defect == "AttributeError: 'NoneType' object has no attribute 'get'"
 
 
+OLDER = b'{"type":"checkpoint","state":["o","target.Target","name","llm"]}'
+
+
 def test_a_recording_of_another_version_names_it() -> None:
-    """A state that does not fit says which version can replay it."""
+    """A state that does not fit says which version can replay it, and others are still replayed."""
     script = Taped(version="0.0.9")
     script.need(300)
-    segment = script.segments()[0]
-    segment._checkpoint = b'{"type":"checkpoint","state":["o","target.Target","name","llm"]}'
-    with pytest.raises(RecordingError, match=r"segment 0.*edgeguardd 0\.0\.9, which wrote it"):
-        list(recorded([segment]))
+    script.cut(complete=False)
+    script.need(400)
+    script.cut(complete=False)
+    script.need(500)
+    segments = script.segments()
+    segments[1]._checkpoint = OLDER
+    with pytest.raises(RecordingError, match=r"segment 1.*edgeguardd 0\.0\.9, which wrote it"):
+        list(recorded(segments))
+    told: list[RecordingError] = []
+    steps = [step for step in recorded(segments, told.append) if isinstance(step, Step)]
+    assert [step.event for step in steps] == [event for _, event, _ in [*script.steps[:3], *script.steps[4:]]]
+    assert len(told) == 1
+
+
+def test_a_run_of_another_version_replays_from_its_start() -> None:
+    """Nothing had happened before its first segment, and the later ones follow: only exactness is lost, and said."""
+    script = Taped(version="0.0.9")
+    script.join()
+    script.need(300)
+    script.cut()
+    script.need(650)
+    segments = script.segments()
+    for segment in segments:
+        segment._checkpoint = OLDER
+    assert effects(recorded(segments)) == script.effects
+    assert [item.exact for item in recorded(segments) if isinstance(item, Opened)] == [False, False]
+
+
+def test_an_object_that_has_learned_a_field_is_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the class does not declare its fields: what an older version wrote would lack some."""
+    state = checkpoint.encode(Taped().engine)
+    monkeypatch.setitem(checkpoint._shapes(), type(Taped().target.ledger), {"target", "policy"})
+    with pytest.raises(checkpoint.CheckpointError, match=r"ledger\.Ledger has other fields in this version"):
+        checkpoint.decode(state)
 
 
 # Under another configuration
