@@ -112,9 +112,11 @@ def bar(target: TargetRow, width: int = BAR_CHARS) -> str:
 
 
 def _head(status: Status) -> Text:
+    sample = status.machine.sample
+    available = "" if sample is None else f"  {words.size(sample.available_bytes)} available"
     return Text(
         f"edgeguardd {words.name(status.version)}  up {words.span(status.uptime_s)}  worst level "
-        f"{words.name(status.worst_level)}{'' if status.ready else '  not ready'}"
+        f"{words.name(status.worst_level)}{available}{'' if status.ready else '  not ready'}"
     )
 
 
