@@ -202,20 +202,27 @@ class Changed:
         if isinstance(event, TimerFired):
             return event if self._now.runs_with(event.key, self._then) else None
         if isinstance(event, AckReceived):
-            action = self._then.actions.get((event.subscriber, event.seq))
-            if action is None:  # asked before the recording began, and known to both
-                return event
-            seq = self._now.waiting.get((event.subscriber, action))
-            if seq is None:
-                self.left_out["acks"] += 1
-                return None
-            answer: AckReceived = structs.replace(event, seq=seq)
-            return answer
+            return self._translated_ack(event)
         order = _order_behind(event)
         if order is not None and self._then.orders[order] > 0 and self._now.orders[order] <= 0:
             self.left_out[order[0]] += 1
             return None
         return event
+
+    def _translated_ack(self, ack: AckReceived) -> AckReceived | None:
+        """An answer to the same action, whatever number the other engine gave it."""
+        key = (ack.subscriber, ack.seq)
+        action = self._then.actions.get(key)
+        if action is None:  # asked before the recording began, and known to both
+            return ack
+        seq = self._now.waiting.get((ack.subscriber, action))
+        if seq is not None:
+            answer: AckReceived = structs.replace(ack, seq=seq)
+            return answer
+        if not self._then.waits(key) and self._now.actions.get(key) is action:  # late for both
+            return ack
+        self.left_out["acks"] += 1
+        return None
 
     def _policy(self, target: str) -> Policy:
         """How the configuration judges a target of this name: its own entry, the glob that finds it, the defaults."""
@@ -263,6 +270,11 @@ class _Shell:
                         del self.waiting[effect.subscriber, effect.action]
                 case _:
                     pass
+
+    def waits(self, key: tuple[int, int]) -> bool:
+        """Whether the command of this subscriber and number has no outcome yet."""
+        subscriber, seq = key
+        return key in self.actions and self.waiting.get((subscriber, self.actions[key])) == seq
 
     def due(self, now: float, then: "_Shell") -> tuple[str, float] | None:
         """The next timer that ran out before `now`. One that the recorded daemon had too rings when that one did."""
