@@ -1,6 +1,6 @@
-"""Targets on a fake tree, and everything that they tell: the stage of the kernel layer's unit tests.
+"""Targets on a tree, fake or real, and everything that they tell: the stage of the kernel layer's tests.
 
-Must not: judge what was told (the tests do). Upstream: unit tests. Downstream: kernel.targets, faketree.
+Must not: judge what was told (the tests do). Upstream: unit and kernel tests. Downstream: kernel.targets, faketree.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import TypeVar
 from edgeguardd.core.config import Policy, SamplingConfig, TargetSpec
 from edgeguardd.core.events import Event, SampleTaken
 from edgeguardd.core.model import Usage
-from edgeguardd.kernel.cgroupfs import find_root
+from edgeguardd.kernel.cgroupfs import CgroupRoot, find_root
 from edgeguardd.kernel.targets import Targets
 from tests.support.faketree import FakeTree
 
@@ -20,23 +20,23 @@ NEVER_S = 3600.0
 OFTEN_S = 0.01
 
 E = TypeVar("E", bound=Event)
+S = TypeVar("S", bound="Stage")
 
 
-class Scene:
-    """A fake tree, the targets on it, and everything that they told.
+class Stage:
+    """Targets on some tree, and everything that they told.
 
     `while_told` is called with each event at the moment that it is told, in the middle of whatever tells it.
     """
 
-    def __init__(self, path: str) -> None:
-        self.tree = FakeTree(path)
+    def __init__(self, root: CgroupRoot, max_targets: int = 8) -> None:
         self.told: list[Event] = []
         self.faults: list[str] = []
         self.defects: list[str] = []
         self.while_told: Callable[[Event], None] | None = None
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: self.defects.append(repr(context)))
-        self.targets = Targets(find_root(path), loop, self._tell, max_targets=8, on_fault=self.faults.append)
+        self.targets = Targets(root, loop, self._tell, max_targets=max_targets, on_fault=self.faults.append)
 
     def _tell(self, event: Event) -> None:
         self.told.append(event)
@@ -60,6 +60,14 @@ class Scene:
         return self.of(SampleTaken, target)[-1].sample.usages[index]
 
 
+class Scene(Stage):
+    """A stage on a fake tree."""
+
+    def __init__(self, path: str) -> None:
+        self.tree = FakeTree(path)
+        super().__init__(find_root(path))
+
+
 def about(event: Event) -> str:
     """The target that an event is about."""
     if isinstance(event, SampleTaken):
@@ -70,10 +78,15 @@ def about(event: Event) -> str:
 
 
 def play(path: Path, scene: Callable[[Scene], Awaitable[None]]) -> None:
-    """Run a scene; whatever happened in it, no descriptor is left and no callback has raised."""
+    """Run a scene on a fake tree; whatever happened in it, no descriptor is left and no callback has raised."""
+    perform(lambda: Scene(str(path)), scene)
+
+
+def perform(make: Callable[[], S], scene: Callable[[S], Awaitable[None]]) -> None:
+    """As play, on the stage that `make` makes inside the loop."""
 
     async def run() -> None:
-        made = Scene(str(path))
+        made = make()
         try:
             await scene(made)
         finally:

@@ -12,14 +12,27 @@ NOBODY = 65534
 
 
 def as_nobody(scene: Callable[[], None], meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Run `scene` in a forked process, as nobody if we are root; it fails as the scene does.
+    """Run `scene` in a process of its own, as nobody if we are root; it fails as the scene does.
 
     `meanwhile` runs here at the same time, with the rights that we have. A forked process can do without files that
     nobody may read: Python is loaded already.
     """
+
+    def drop_and_play() -> None:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+        scene()
+
+    forked(drop_and_play, meanwhile)
+
+
+def forked(scene: Callable[[], None], meanwhile: Callable[[], None] = lambda: None) -> None:
+    """As as_nobody, with the rights that we have: for what must not change this process."""
     child = os.fork()
     if child == 0:
-        _become_nobody_and(scene)
+        _play_and_exit(scene)
     try:
         meanwhile()
     finally:
@@ -27,13 +40,9 @@ def as_nobody(scene: Callable[[], None], meanwhile: Callable[[], None] = lambda:
     assert os.waitstatus_to_exitcode(status) == 0, "the scene failed: its traceback is on standard error"
 
 
-def _become_nobody_and(scene: Callable[[], None]) -> None:
+def _play_and_exit(scene: Callable[[], None]) -> None:
     status = 1
     try:
-        if os.geteuid() == 0:
-            os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
         scene()
         status = 0
     except BaseException:  # the edge: a forked pytest must not go on, whatever it was
