@@ -116,6 +116,7 @@ class Daemon:
         root = cgroupfs.find_root(config.cgroup_root)
         clock = self._loop.time
         state = StateDirectory(config.state_directory, _partly_blind)
+        state.make()
         self.relief = Relief(root, state, self.emit, clock)
         self.last_resorts = LastResorts(root, self._loop, self.emit, clock, state)
         self.machine = Machine(config.machine, self._loop, self.emit, on_fault=_partly_blind)

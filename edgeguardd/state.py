@@ -81,6 +81,16 @@ class StateDirectory:
         self.path = path.rstrip("/") or "/"
         self._on_fault = on_fault
 
+    def make(self) -> None:
+        """Make the directory, if it alone is missing. What stands in the way is told, and again at each use."""
+        try:
+            with self._directory(create=True):
+                pass
+        except StateError as error:
+            self._on_fault(str(error))
+        except OSError as error:
+            self._on_fault(self._sentence("make", "", error))
+
     def save(self, kind: str, key: str, record: Struct, *, durable: bool = True) -> None:
         """Write the record, in place of the one with this kind and key. Raises StateError, and then the old one stands.
 

@@ -380,3 +380,15 @@ def test_there_are_only_so_many_records_of_a_kind(kept: Kept, monkeypatch: pytes
     kept.save("lifted", "/b", OTHER)
     kept.save("frozen", "/c", OTHER)
     assert kept.load("lifted", "/b", Record) == OTHER
+
+
+def test_the_directory_is_made_when_it_alone_is_missing(tmp_path: Path) -> None:
+    """0700, once; without a parent there is a sentence and nothing is made."""
+    told: list[str] = []
+    StateDirectory(str(tmp_path / "state"), told.append).make()
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    StateDirectory(str(tmp_path / "state"), told.append).make()
+    assert told == []
+    StateDirectory(str(tmp_path / "no" / "state"), told.append).make()
+    assert told[0].startswith(f"cannot make {tmp_path}/no/state")
+    assert not (tmp_path / "no").exists()
