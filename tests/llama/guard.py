@@ -3,6 +3,7 @@
 Must not: know the load. Upstream: run. Downstream: tests.demo.guard, which starts the daemon and reads its log.
 """
 
+import os
 from collections.abc import Callable
 
 from tests.demo import guard
@@ -11,6 +12,8 @@ from tests.demo import guard
 # where half of the callers in flight are tried first. It may take a drain and a load, which are no reason to ask
 # earlier (lead_ceiling): the gate is shut at once, and behind it nothing grows.
 CONFIGURATION = """\
+state_directory = "{directory}/state"
+
 [[target]]
 name = "llama"
 path = "{path}"
@@ -40,5 +43,6 @@ class Guard(guard.Guard):
 
     def __init__(self, directory: str, path: str, said: Callable[[str | None, str | None, int], None]) -> None:
         super().__init__(directory, said)
+        os.mkdir(f"{directory}/state")
         with open(f"{directory}/edgeguardd.toml", "w") as file:
-            file.write(CONFIGURATION.format(path=path))
+            file.write(CONFIGURATION.format(directory=directory, path=path))

@@ -75,7 +75,7 @@ class Result:
     name: str
     tally: Tally
     kills: int = 0
-    high_count: int = 0
+    max_count: int = 0
     restarts: int = 0
     peak_bytes: int = 0
     shut_s: float = 0.0
@@ -98,7 +98,7 @@ class Run:
     async def go(self) -> Result:
         """Play it."""
         with Cgroup.fresh(f"llama-{self._name}") as cgroup:
-            cgroup.set(high=self._limits.high_bytes, max=self._limits.max_bytes)
+            cgroup.set(max=self._limits.max_bytes)
             async with self._bare(cgroup) if self._name == "bare" else self._guarded(cgroup) as socket:
                 self._began = time.monotonic()
                 load = Load(socket, self._rest.seconds, self._rest.timeout_s, self._event)
@@ -110,9 +110,7 @@ class Run:
                     self._over = True
                     watching.cancel()
                     counters = cgroup.counters()
-                    self.result.kills, self.result.high_count = counters["oom_kill"], counters["high"]
-                    # Lifted, or a throttled server takes minutes to end.
-                    cgroup.write("memory.high", "max")
+                    self.result.kills, self.result.max_count = counters["oom_kill"], counters["max"]
         return self.result
 
     # Bare
@@ -195,12 +193,12 @@ class Run:
 
     async def _watch(self, cgroup: Cgroup) -> None:
         while True:
-            look, tally = look_at(cgroup), self.result.tally
+            look, tally, counters = look_at(cgroup), self.result.tally, cgroup.counters()
             self.result.peak_bytes = max(self.result.peak_bytes, look.needed_bytes)
             self._tell(
                 f"{self._at_s():5.0f} s {timeline.bar(look, self._limits)} {look.needed_bytes / MIB:4.0f} MiB  "
                 f"{self._level:<9} answered {len(tally.answered_s):3d}  refused {len(tally.refused_s):3d}  "
-                f"timed out {tally.timed_out:2d}  lost {tally.lost:2d}  high {look.high_count}"
+                f"timed out {tally.timed_out:2d}  lost {tally.lost:2d}  max {counters['max']}"
             )
             await asyncio.sleep(LOOK_EVERY_S)
 

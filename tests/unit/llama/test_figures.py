@@ -64,5 +64,5 @@ def test_an_answer_that_was_cut_short_is_none() -> None:
 
 def test_the_configuration_is_one_that_edgeguardd_takes() -> None:
     """Every rung keeps what the one below it asked for."""
-    config = configparse.read(CONFIGURATION.format(path="/llama"), "demo")
+    config = configparse.read(CONFIGURATION.format(directory="/run/demo", path="/llama"), "demo")
     assert config.targets[0].path == "/llama"
