@@ -1,8 +1,8 @@
 """python -m edgeguardd.cli.reference DIR: the reference pages, made from the tables that the program itself obeys.
 
-Writes DIR/config.md, cli.md and protocol.md; --example FILE also writes the commented example configuration,
---policy FILE fills the tables and diagrams of docs/explanation/policy.md.
-Must not: hold facts of its own. Upstream: configtable, configtext, the argument parsers, protocolpage.
+Writes cli.md, config.md, http.md, log.md, metrics.md and protocol.md into DIR; --example FILE also writes the commented
+example configuration, --policy FILE fills the tables and diagrams of docs/explanation/policy.md.
+Must not: hold facts of its own. Upstream: configtable, configtext, the argument parsers, the pages' modules.
 Downstream: docs/reference, packaging/config; `make docs` and a test.
 """
 
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from edgeguardd.cli import edgeguardctl, edgeguardd, policytext, protocolpage
+from edgeguardd.cli import edgeguardctl, edgeguardd, httppage, logpage, metricspage, policytext, protocolpage
 from edgeguardd.core import configpolicy, configtext
 from edgeguardd.core import configtable as table
 from edgeguardd.core.configrows import Section
@@ -104,7 +104,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def pages() -> dict[str, str]:
     """File name -> content of each page."""
-    return {"config.md": config_page(), "cli.md": cli_page(), "protocol.md": protocolpage.page()}
+    return {
+        "cli.md": cli_page(),
+        "config.md": config_page(),
+        "http.md": httppage.page(),
+        "log.md": logpage.page(),
+        "metrics.md": metricspage.page(),
+        "protocol.md": protocolpage.page(),
+    }
 
 
 def config_page() -> str:

@@ -9,12 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgeguardd.cli import edgeguardctl, policytext, protocoltext, reference
+from edgeguardd.cli import edgeguardctl, httppage, logpage, metricspage, policytext, protocoltext, reference
 from edgeguardd.cli.protocolpage import page, type_words
 from edgeguardd.core import configpolicy, configtable, wire
 from edgeguardd.core.config import Config
 from edgeguardd.core.configparse import read
 from edgeguardd.core.model import Action, Outcome, Parameters
+from tests.support import logcalls
 from tests.support.fakedaemon import FakeDaemon
 from tests.support.wait import eventually
 
@@ -23,7 +24,7 @@ EXAMPLE = ROOT / "packaging/config/edgeguardd.toml"
 MESSAGES = {*typing.get_args(wire.ClientMessage), *typing.get_args(wire.ServerMessage)}
 
 
-@pytest.mark.parametrize("name", ["config.md", "cli.md", "protocol.md"])
+@pytest.mark.parametrize("name", sorted(reference.pages()))
 def test_the_pages_are_up_to_date(name: str) -> None:
     """Whoever changes a table runs `make docs`."""
     committed = (ROOT / "docs/reference" / name).read_text()
@@ -54,6 +55,34 @@ def test_every_key_and_every_command_is_on_its_page() -> None:
         assert f"### `edgeguardctl {command}`" in cli
     assert "### `edgeguardd run`" in cli
     assert str(edgeguardctl.parser().description) in cli
+
+
+def test_every_metric_is_on_its_page() -> None:
+    """A family that the page's daemon has no sample of would have neither labels nor, perhaps, a row."""
+    page = metricspage.page()
+    for family in metricspage.families():
+        assert family.samples, f"{family.name}: let metricspage.families() make it happen"
+        assert f"| `{family.name}" in page
+    written = (ROOT / "edgeguardd/metrics.py").read_text()
+    for name in re.findall(r'"(edgeguardd_[a-z_]+)"', written):
+        assert f"| `{name}" in page, f"{name}: let metricspage.families() make it happen"
+
+
+def test_every_line_of_the_log_is_on_its_page_with_its_fields() -> None:
+    """A line that is added anywhere in the daemon is documented, or fails here; none is documented that is gone."""
+    rows = logpage.rows_by_event()
+    written = dict(logcalls.lines(ROOT / "edgeguardd", but_not="client"))
+    assert set(written) == set(rows)
+    parameters = {"**to_builtins(command.parameters)": Parameters.__struct_fields__}
+    for event, fields in written.items():
+        spread = {name for field in fields for name in parameters.get(field, (field,))}
+        assert spread == set(rows[event].fields), event
+    assert set(logpage.FIELDS) == {field for row in rows.values() for field in row.fields}
+
+
+def test_every_field_of_status_is_on_its_page() -> None:
+    """And nothing that is gone."""
+    assert httppage.names() == set(httppage.MEANINGS)
 
 
 def test_every_field_action_outcome_and_code_is_explained() -> None:
