@@ -19,6 +19,9 @@ from edgeguardd.segments import SUBDIRECTORY, is_segment
 # A segment is an eighth of the ring; a larger file is not one of ours.
 MAX_FILE_BYTES = 1 << 30
 
+# The year 9999: further a calendar does not go.
+LAST_S = 253370764800.0
+
 T = TypeVar("T")
 
 
@@ -96,7 +99,7 @@ def clock_time(wall_s: float) -> str:
 
 def local(wall_s: float) -> datetime:
     """Wall-clock seconds as a local time. Times that a calendar cannot say become its limits."""
-    return datetime.fromtimestamp(min(max(wall_s, 0.0), 253370764800.0)).astimezone()
+    return datetime.fromtimestamp(min(max(wall_s, 0.0), LAST_S)).astimezone()
 
 
 def _listed(directory: str) -> list[str]:

@@ -10,6 +10,7 @@ Upstream: events, checkpoint. Downstream: recorder (writes), replay and the comm
 A crash or a full disk can cut a segment anywhere; what comes before the cut is read, and `damage` says so.
 """
 
+import contextlib
 import json
 import zlib
 from collections.abc import Iterator
@@ -30,7 +31,8 @@ FORMAT = 1
 MAX_LINE_BYTES = 32 << 20
 
 _GZIP = 16 + zlib.MAX_WBITS
-_PIECE_BYTES = 256 << 10
+# A thousandfold of this is the most that comes of it at once.
+_PACKED_BYTES = 4096
 _OPENING_LINES = 2
 
 
@@ -190,24 +192,41 @@ class Segment:
     def _unpack(self) -> Iterator[bytes]:
         """The whole lines. A line without its end is what a crash left, and is passed over."""
         self.damage, self.complete = None, False
-        unpacker = zlib.decompressobj(wbits=_GZIP)
-        rest = b""
-        waiting = self._content
-        while waiting and not unpacker.eof:
-            try:
-                rest += unpacker.decompress(waiting, _PIECE_BYTES)
-            except zlib.error as error:
-                self.damage = f"it is damaged, or no gzip file ({error})"
-                return
-            waiting = unpacker.unconsumed_tail
-            if len(rest) > MAX_LINE_BYTES:
+        waiting: list[bytes] = []
+        for piece in self._pieces():
+            waiting.append(piece)
+            if b"\n" in piece:
+                *lines, rest = b"".join(waiting).split(b"\n")
+                waiting = [rest]
+                yield from lines
+            elif sum(map(len, waiting)) > MAX_LINE_BYTES:
                 self.damage = f"a line has over {MAX_LINE_BYTES} bytes"
                 return
-            *lines, rest = rest.split(b"\n")
-            yield from lines
-        *lines, rest = (rest + unpacker.flush()).split(b"\n")
-        yield from lines
-        self.complete = unpacker.eof and not rest
+
+    def _pieces(self) -> Iterator[bytes]:
+        """The content unpacked, up to where it is damaged and no byte less."""
+        unpacker = zlib.decompressobj(wbits=_GZIP)
+        for at in range(0, len(self._content), _PACKED_BYTES):
+            packed = self._content[at : at + _PACKED_BYTES]
+            before = unpacker.copy()
+            try:
+                yield unpacker.decompress(packed)
+            except zlib.error as error:
+                self.damage = f"it is damaged, or no gzip file ({error})"
+                yield _up_to_damage(before, packed)
+                return
+            if unpacker.eof:
+                self.complete = True
+                return
+
+
+def _up_to_damage(unpacker: "zlib._Decompress", packed: bytes) -> bytes:
+    """What the bytes before the first bad one give; zlib itself would keep none of it."""
+    found = []
+    with contextlib.suppress(zlib.error):
+        for at in range(len(packed)):
+            found.append(unpacker.decompress(packed[at : at + 1]))  # noqa: PERF401  kept when the next one is bad
+    return b"".join(found)
 
 
 def _decoded(decoder: "msgspec.json.Decoder[Any]", line: bytes) -> Any:

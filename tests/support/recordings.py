@@ -3,7 +3,10 @@
 The files are what edgeguardd.recorder writes; no loop, no thread and no clock is needed for them.
 """
 
+import contextlib
 import os
+import time
+from collections.abc import Iterator
 
 from edgeguardd import __version__
 from edgeguardd.core.config import Config, Policy, TargetSpec
@@ -69,6 +72,21 @@ class Taped(Script):
             self.files.append(self._packer.add(beginning(header, self.engine)))
         self.files[-1] += self._packer.add(line)
         self.ends.append((len(self.files) - 1, len(self.files[-1])))
+
+
+@contextlib.contextmanager
+def in_utc() -> Iterator[None]:
+    """Local time is UTC, whatever the machine says."""
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    try:
+        yield
+    finally:
+        os.environ.pop("TZ")
+        if before is not None:
+            os.environ["TZ"] = before
+        time.tzset()
 
 
 def incident(script: Taped) -> Taped:
