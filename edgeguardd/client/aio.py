@@ -119,6 +119,7 @@ class AsyncSubscriber(Guard):
             line = None
         finally:
             self._waiters.pop(request, None)
+            self._session.withdraw(request)
         if line is None:
             return unasked(request, default_when_unreachable, f"edgeguardd did not answer in {timeout_s:g} s")
         return admission_of(line)
@@ -133,7 +134,12 @@ class AsyncSubscriber(Guard):
     async def _run(self) -> None:
         try:
             while True:
-                self._tell_away(await self._live_once())
+                try:
+                    why = await self._live_once()
+                except Exception as defect:  # it must not leave the server restricted for ever (ADR 7)
+                    log.exception("the connection has ended by a defect of the client")
+                    why = repr(defect)
+                self._tell_away(why)
                 await asyncio.sleep(self._backoff.wait_s())
         finally:
             if self._timer is not None:
@@ -163,6 +169,8 @@ class AsyncSubscriber(Guard):
 
     def linked(self, transport: asyncio.Transport) -> None:
         """The link is there."""
+        # High water at zero: what waits is kept in the session, where figures are merged and questions withdrawn.
+        transport.set_write_buffer_limits(high=0)
         self._transport = transport
         self._session.connected(time.monotonic())
         self.pump()
@@ -178,18 +186,24 @@ class AsyncSubscriber(Guard):
             return
         now = time.monotonic()
         self._take_in(self._session.tick(now))
+        blocked = False
         if self._transport is not None:
             if self._session.is_silent(now):
                 self._transport.abort()
                 return
-            output = self._session.take_output(now)
-            if output and not self._transport.is_closing():
+            if not self._is_blocked() and (output := self._session.take_output(now)):
                 self._transport.write(output)
+            blocked = self._is_blocked()
         if self._timer is not None:
             self._timer.cancel()
-        due = self._session.due()
+        due = self._session.due(blocked=blocked)
         if due is not None:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, due - now), self.pump)
+
+    def _is_blocked(self) -> bool:
+        """Whether what was written last has yet to leave, or never will."""
+        transport = self._transport
+        return transport is not None and (transport.is_closing() or transport.get_write_buffer_size() > 0)
 
     # Events and orders
 
@@ -283,6 +297,9 @@ class _Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._guard.received(data)
+
+    def resume_writing(self) -> None:
+        self._guard.pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.lost.done():

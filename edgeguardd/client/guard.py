@@ -146,7 +146,7 @@ class Guard:
         if self._on_event is not None:
             try:
                 self._on_event(event)
-            except Exception:  # the application's function must not end the subscription
+            except (Exception, SystemExit):  # the application's function must not end the subscription
                 log.exception("on_event failed")
 
     def _tell_away(self, why: object) -> None:

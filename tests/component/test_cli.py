@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -174,6 +175,46 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(daemon: FakeDaemon) -> No
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(TIMEOUT_S) == 0
+
+
+def shell(daemon: FakeDaemon, command: str, redirection: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run one of the commands from a shell that redirects its streams."""
+    places = {
+        "status": ["--http", daemon.http_address],
+        "watch": [*daemon.options(), "--count", "1"],
+        "subscribe": ["--socket", daemon.socket_path, "--count", "1"],
+        "check-config": ["/dev/null/none"],
+    }
+    words = shlex.join([*CTL, command, *places[command]])
+    argv = ["/bin/sh", "-c", f"exec {words} {redirection}"]
+    env = {**os.environ, **environment}
+    return subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, env=env, check=False)
+
+
+@pytest.mark.parametrize("command", ["status", "watch", "subscribe"])
+@pytest.mark.parametrize("redirection", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_output_is_output_that_nobody_wants(daemon: FakeDaemon, command: str, redirection: str) -> None:
+    """`>&-` is like `>/dev/null`: exit status 0, and no traceback about a stream that is not there."""
+    done = shell(daemon, command, redirection)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("command", ["status", "watch", "subscribe", "check-config"])
+def test_output_that_cannot_be_written_is_one_sentence(daemon: FakeDaemon, command: str) -> None:
+    """A full disk is said, with exit status 1; a script that reads an empty file would not know otherwise."""
+    done = shell(daemon, command, ">/dev/full")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "edgeguardctl: cannot go on: No space left on device; make room where the output goes\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_name_that_the_terminal_cannot_show_is_shown_escaped(daemon: FakeDaemon, encoding: str) -> None:
+    """A subscriber's name in another script does not end the command of whoever looks."""
+    subscriber = {**STATUS["subscribers"][0], "name": "模型"}
+    daemon.status = json.dumps({**STATUS, "subscribers": [subscriber]}).encode()
+    done = shell(daemon, "status", "", PYTHONIOENCODING=encoding)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u6a21\\u578b" in done.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
