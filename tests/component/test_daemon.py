@@ -176,6 +176,19 @@ def test_after_kill_9_the_next_start_takes_the_socket_over(place: str, llm: Fake
             second.wait_for("command", action="reject_requests")
 
 
+def test_signals_that_mean_nothing_to_it_have_their_usual_effect(place: str, llm: FakeCgroup) -> None:
+    """SIGPIPE is ignored, as a log that nobody reads must not end the guard; SIGUSR1 ends it as it ends any program."""
+    with start(place) as daemon:
+        os.kill(daemon.pid, signal.SIGPIPE)
+        daemon.hang_up()
+        eventually(lambda: daemon.metric("edgeguardd_reloads_total", result="applied"))
+        os.kill(daemon.pid, signal.SIGUSR1)
+        assert daemon.process is not None
+        assert daemon.process.wait(20) == -signal.SIGUSR1
+        assert "Traceback" not in daemon.log_text()
+        daemon.start()
+
+
 def test_kill_9_of_a_subscriber_ends_its_commands(place: str, llm: FakeCgroup) -> None:
     """Every outstanding command ends lost, and that nobody is left to ask is said."""
     script = "import socket,sys,json;s=socket.socket(socket.AF_UNIX);s.connect(sys.argv[1]);"
