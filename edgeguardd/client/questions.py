@@ -1,9 +1,10 @@
 """The application's "may I take this request?" on their way to the daemon: few at once, and none that nobody awaits.
 
+More may be asked than the daemon reads. Then the newest go first: their askers will wait longest, while the oldest
+would get their answers just too late, all of them.
+
 Must not: know sockets or who waits. Upstream: wire. Downstream: session.
 """
-
-import itertools
 
 from edgeguardd.core import wire
 
@@ -15,7 +16,7 @@ ANSWER_S = 5.0
 
 
 class Questions:
-    """Holds those that wait for their turn, in order, and when each of those on their way was sent."""
+    """Holds those that wait for their turn, and when each of those on their way was sent."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, wire.Admit] = {}
@@ -47,6 +48,9 @@ class Questions:
     def take(self, now: float) -> list[wire.Admit]:
         """The questions to send now."""
         self._sent = {request: at for request, at in self._sent.items() if now < at + ANSWER_S}
-        turn = list(itertools.islice(self._waiting, MAX_ASKED - len(self._sent)))
-        self._sent |= dict.fromkeys(turn, now)
-        return [self._waiting.pop(request) for request in turn]
+        taken = []
+        while self._waiting and len(self._sent) < MAX_ASKED:
+            request, question = self._waiting.popitem()
+            self._sent[request] = now
+            taken.append(question)
+        return taken

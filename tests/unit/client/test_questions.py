@@ -1,4 +1,4 @@
-"""Questions on their way to the daemon: few at once, in order, none that nobody awaits."""
+"""Questions on their way to the daemon: few at once, the newest first, none that nobody awaits."""
 
 from edgeguardd.client.questions import ANSWER_S, MAX_ASKED, Questions
 from edgeguardd.core.wire import Admit
@@ -18,19 +18,19 @@ def ids(questions: Questions, now: float = 0.0) -> list[str]:
 
 
 def test_only_so_many_are_on_their_way() -> None:
-    """The rest waits; each answer lets the next one go, in order."""
+    """The rest waits; each answer lets the next one go: the newest, whose asker will wait longest."""
     questions = asked(MAX_ASKED + 2)
-    assert ids(questions) == [str(number) for number in range(MAX_ASKED)]
+    assert ids(questions) == [str(number) for number in range(MAX_ASKED + 1, 1, -1)]
     assert ids(questions) == []
     questions.answered("7")
-    assert ids(questions) == [str(MAX_ASKED)]
+    assert ids(questions) == ["1"]
 
 
 def test_one_that_nobody_awaits_is_not_sent() -> None:
     """An asker that gave up leaves nothing behind; one that is on its way cannot be called back."""
     questions = asked(3)
     questions.withdraw("1")
-    assert ids(questions) == ["0", "2"]
+    assert ids(questions) == ["2", "0"]
     questions.withdraw("0")
     questions.ask(Admit("3"))
     assert ids(questions) == ["3"]
