@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import cast
 
 from edgeguardd.client.answers import Admission, Answer, answer_of, answer_of_failure
-from edgeguardd.client.guard import CONNECT_S, Guard, admission_of, log, unasked
+from edgeguardd.client.guard import CONNECT_S, Guard, admission_of, log, unasked, why_of
 from edgeguardd.client.orders import Lane, Order, OrderQueue, lane_of
 from edgeguardd.client.session import ClientEvent
 from edgeguardd.core import wire
@@ -75,6 +75,7 @@ class AsyncSubscriber(Guard):
         waiting: int | None = None,
         batch_limit: int | None = None,
         bytes_per_token: int | None = None,
+        bytes_per_request: int | None = None,
     ) -> None:
         """Tell figures that have changed. Cheap: at most ten lines a second are sent, with the latest of each.
 
@@ -88,6 +89,7 @@ class AsyncSubscriber(Guard):
                 "waiting": waiting,
                 "batch_limit": batch_limit,
                 "bytes_per_token": bytes_per_token,
+                "bytes_per_request": bytes_per_request,
             }
         )
         self.pump()
@@ -155,7 +157,7 @@ class AsyncSubscriber(Guard):
             async with asyncio.timeout(CONNECT_S):
                 transport, _ = await loop.create_unix_connection(lambda: link, self.path)
         except OSError as error:
-            return str(error) or "it does not take connections"
+            return why_of(error)
         try:
             return await link.lost
         finally:
@@ -303,4 +305,4 @@ class _Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.lost.done():
-            self.lost.set_result(str(exc) if exc else "it ended the connection")
+            self.lost.set_result(why_of(exc) if isinstance(exc, OSError) else "it ended the connection")

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from types import TracebackType
 
 from edgeguardd.client.answers import Admission, Answer, answer_of, answer_of_failure
-from edgeguardd.client.guard import CONNECT_S, READ_BYTES, Guard, admission_of, log, unasked
+from edgeguardd.client.guard import CONNECT_S, READ_BYTES, Guard, admission_of, log, unasked, why_of
 from edgeguardd.client.handlers import Handler
 from edgeguardd.client.lanethread import LaneThread
 from edgeguardd.client.orders import Lane, Order, lane_of
@@ -95,6 +95,7 @@ class Subscriber(Guard):
         waiting: int | None = None,
         batch_limit: int | None = None,
         bytes_per_token: int | None = None,
+        bytes_per_request: int | None = None,
     ) -> None:
         """Tell figures that have changed. Cheap: at most ten lines a second are sent, with the latest of each.
 
@@ -109,6 +110,7 @@ class Subscriber(Guard):
                     "waiting": waiting,
                     "batch_limit": batch_limit,
                     "bytes_per_token": bytes_per_token,
+                    "bytes_per_request": bytes_per_request,
                 }
             )
             self._wakeup.wake()
@@ -208,7 +210,7 @@ class Subscriber(Guard):
                 sock.setblocking(False)
                 return self._converse(sock)
             except OSError as error:
-                return str(error)
+                return why_of(error)
             finally:
                 with self._lock:
                     self._session.disconnected(time.monotonic())

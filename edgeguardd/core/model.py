@@ -23,6 +23,14 @@ class Level(enum.IntEnum):
         """The level as protocol, log and metrics spell it."""
         return self.name.lower()
 
+    def __str__(self) -> str:
+        """The word: print(guard.level) is for people, and the number is for comparing."""
+        return self.word
+
+    def __format__(self, spec: str) -> str:
+        """As the word, in f-strings as well."""
+        return format(self.word, spec)
+
 
 class Action(enum.StrEnum):
     """What a command asks a subscriber to do."""

@@ -26,9 +26,9 @@ MAX_SUPPORTS = 32
 MAX_ECHO_CHARS = 200
 
 # Names end up in logs and on terminals: no control characters, no line separators.
-_NAME_PATTERN = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
+NAME_PATTERN = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 
-Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=_NAME_PATTERN)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=NAME_PATTERN)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Finished = Annotated[tuple[Name, ...], Meta(max_length=MAX_FINISHED)]

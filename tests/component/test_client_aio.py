@@ -13,6 +13,7 @@ from edgeguardd.core import effects, wire
 from edgeguardd.core.config import SocketConfig
 from edgeguardd.core.events import AdmitAsked, ReportReceived
 from edgeguardd.core.model import AckEffect, AckStatus, Action, InForce, Report
+from edgeguardd.errors import ProtocolError
 from tests.support.subscribers import TRIM, Scripted, no_leaked_descriptors, serving, short_dir, standing_in, welcome
 from tests.support.wait import soon
 
@@ -321,6 +322,27 @@ def test_a_defect_of_the_client_ends_one_connection_at_most(where: str, monkeypa
                 assert failed == [where]
 
     run(test())
+
+
+def test_a_refusal_is_told_once_and_leaving_not_at_all(caplog: pytest.LogCaptureFixture) -> None:
+    """One line with the daemon's sentence however often it is asked again; a clean close is no warning."""
+    asked = []
+
+    def admit_peer(_peer: object, hello: wire.Hello) -> str | None:
+        asked.append(hello.name)
+        if len(asked) < 4:
+            raise ProtocolError("unknown_target", "cannot serve llm: no such target")
+        return hello.target
+
+    async def test() -> None:
+        async with serving(admit_peer) as scripted:
+            async with AsyncSubscriber("s", target="llm", path=scripted.server.config.path) as guard:
+                await soon(lambda: guard.connected)
+            await scripted.left()
+
+    run(test())
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "it refused us as s: cannot serve llm: no such target (unknown_target); trying again" in told
 
 
 def test_closing_ends_the_handler_that_runs() -> None:

@@ -17,6 +17,7 @@ from edgeguardd.core import effects, wire
 from edgeguardd.core.config import SocketConfig
 from edgeguardd.core.events import AdmitAsked, ReportReceived, SubscriberLeft
 from edgeguardd.core.model import AckEffect, AckStatus, Action, InForce, Report
+from edgeguardd.errors import ProtocolError
 from tests.support.subscribers import TRIM, Scripted, no_leaked_descriptors, serving, short_dir, standing_in, welcome
 from tests.support.wait import eventually, soon
 
@@ -577,7 +578,62 @@ def test_leaving_is_no_reason_for_a_warning(caplog: pytest.LogCaptureFixture) ->
                 await asyncio.to_thread(guard.close)
 
     run(test())
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+    assert warned(caplog) == []
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The warnings so far."""
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_refusal_is_told_once_with_the_daemons_sentence(caplog: pytest.LogCaptureFixture) -> None:
+    """The daemon was reached; however often it is asked again, one line says why it does not let us in."""
+    asked = []
+
+    def admit_peer(_peer: object, hello: wire.Hello) -> str | None:
+        asked.append(hello.name)
+        if len(asked) < 4:
+            raise ProtocolError("not_allowed", "cannot serve llm: you are in /other")
+        return hello.target
+
+    async def test() -> None:
+        async with serving(admit_peer) as scripted:
+            path = scripted.server.config.path
+            with subscribed(Subscriber("s", target="llm", path=path)) as guard:
+                await soon(lambda: guard.connected)
+                assert guard.last_error == "not_allowed: cannot serve llm: you are in /other"
+            (told,) = warned(caplog)
+            assert told == (
+                f"no connection to edgeguardd at {path}: it refused us as s: cannot serve llm: you are in /other "
+                "(not_allowed); trying again until it lets us in"
+            )
+
+    run(test())
+
+
+def test_a_daemon_that_stops_and_one_that_is_not_there_are_told_apart(caplog: pytest.LogCaptureFixture) -> None:
+    """First what it said at the end, then that nobody is there, each once."""
+
+    async def test() -> None:
+        with short_dir() as directory:
+            path = f"{directory}/s"
+            scripted = Scripted(SocketConfig(path=path))
+            await scripted.server.start()
+            with subscribed(Subscriber("s", target="llm", path=path)) as guard:
+                await soon(lambda: guard.connected)
+                await scripted.server.close("the daemon stops")
+                await soon(lambda: len(warned(caplog)) == 2)
+                again = Scripted(SocketConfig(path=path))
+                await again.server.start()
+                await soon(lambda: guard.connected)
+                await again.server.close()
+            first, second, *_ = warned(caplog)
+            assert first.startswith(
+                f"no connection to edgeguardd at {path}: it said bye: the daemon stops; trying again"
+            )
+            assert second.startswith(f"cannot reach edgeguardd at {path}: no such file or directory; trying again")
+
+    run(test())
 
 
 def test_events_are_shown_to_who_wants_them() -> None:
