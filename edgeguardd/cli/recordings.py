@@ -117,12 +117,14 @@ def _listed(directory: str) -> list[str]:
 def _content(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+            # Not read(MAX_FILE_BYTES): that asks for so much memory first, on a box that may not have it.
+            size = os.fstat(file.fileno()).st_size
+            content = file.read() if size <= MAX_FILE_BYTES else None
     except FileNotFoundError:
         raise
     except OSError as error:
         raise _unreadable(path, error) from None
-    if len(content) > MAX_FILE_BYTES:
+    if content is None:
         raise RecordingError(f"cannot read {path}: it has over {MAX_FILE_BYTES} bytes; is it a recording?")
     return content
 
