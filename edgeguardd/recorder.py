@@ -70,6 +70,7 @@ class Recorder:
         self._segment = -1
         self._lines: list[bytes] = []
         self._pending_bytes = 0
+        self._batch_bytes = BATCH_BYTES
         self._dropped = 0
         # Whether events have been lost since the last line: then the next line may only follow a fresh checkpoint.
         self._gap = False
@@ -80,7 +81,9 @@ class Recorder:
         self._told: set[str] = set()
         self._writer: Writer | None = None
         if config.recorder.enabled:
-            self._writer = Writer(ring or Ring(config.state_directory, config.recorder.max_bytes))
+            ring = ring or Ring(config.state_directory, config.recorder.max_bytes)
+            self._batch_bytes = min(BATCH_BYTES, ring.max_segment_bytes)
+            self._writer = Writer(ring)
             self._begin(self._writer, continuous=False)
 
     @property
@@ -113,7 +116,7 @@ class Recorder:
             return
         self._lines.append(line)
         self._pending_bytes += len(line)
-        if self._pending_bytes >= BATCH_BYTES:
+        if self._pending_bytes >= self._batch_bytes:
             self.flush_soon(urgent=False)
         elif self._flush_at is None and self._flush_now is None:
             self._flush_at = self._loop.call_at(now + FLUSH_S, self._flush)

@@ -22,6 +22,8 @@ from edgeguardd.core.recording import Packer
 
 SUBDIRECTORY = "recordings"
 SEGMENTS = 8
+# What is still on its way when a segment is found full has to fit: three batches, packed.
+MARGIN_BYTES = 64 << 10
 # A daemon that is started again and again makes a small segment each time; a directory of more is slow to list.
 MAX_FILES = 512
 # What follows a rise is most worth having after a power cut; the disk is asked for it at most this often.
@@ -61,8 +63,7 @@ class Ring:
         self.total_bytes = 0
         self._max_bytes = max_bytes
         self.max_segment_bytes = max(_BLOCK_BYTES, max_bytes // SEGMENTS)
-        # What is on its way when a segment is found full still has to fit.
-        self.full_bytes = self.max_segment_bytes * 3 // 4
+        self.full_bytes = self.max_segment_bytes - min(self.max_segment_bytes // 2, MARGIN_BYTES)
         self._directory = directory
         self._write_some = write
         self._fd: int | None = None

@@ -55,6 +55,7 @@ def _compare(recordings: Recordings, config: Config, args: argparse.Namespace, s
     return {
         "config": args.config,
         "episodes": len(episodes),
+        "guesses": sum(change.guess for episode in episodes for change in episode.changes),
         "left_out": dict(changed.left_out),
         "by_defaults": sorted(changed.by_defaults),
     }
@@ -83,7 +84,7 @@ class Text:
     def episode(self, episode: Episode) -> None:
         print(f"{words.name(episode.target)}, {clock_time(episode.start_s)} to {clock_time(episode.end_s)}")
         rows = [_row(change) for change in episode.changes]
-        print("\n".join(f"  {line}" for line in words.table(("WHAT", "CHANGE", "TIMES", "FIRST"), rows)))
+        print("\n".join(f"  {line}" for line in words.table(("WHAT", "CHANGE", "TIMES", "FIRST", ""), rows)))
 
     def summary(self, summary: dict[str, Any]) -> None:
         if "config" in summary:
@@ -126,6 +127,7 @@ def _row(change: Change) -> list[str]:
         _moved(change),
         f"{change.recorded_times} -> {change.changed_times}",
         f"{_time(change.recorded_s)} -> {_time(change.changed_s)}",
+        "guess" if change.guess else "",
     ]
 
 
@@ -149,10 +151,12 @@ def _about(summary: dict[str, Any]) -> Iterator[str]:
         yield f"With {name} nothing would have been decided otherwise."
     left_out = summary["left_out"]
     if left_out:
-        counted = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
-        yield f"Left out, since {name} had not given the orders that they answer: {counted}."
+        counted = ", ".join(f"{kind} {count}" for kind, count in sorted(left_out.items()))
+        yield f"Left out, since with {name} the orders that they answer had not been given: {counted}."
     if summary["by_defaults"]:
         names = ", ".join(words.name(target) for target in summary["by_defaults"])
         yield f"Judged by the [defaults] of {name}, which names no such target: {names}."
+    if summary["guesses"]:
+        yield "guess: what comes after an order that nobody could answer, since in the recording it was not given."
     if summary["episodes"]:
         yield "Memory stays as it was recorded: what an earlier trim would have freed does not show."

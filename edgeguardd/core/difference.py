@@ -5,13 +5,14 @@ An episode is a span in which either side has the target above normal. In it the
 that is what a mark decides: when the first trim goes out, whether requests are ever rejected, when all is well again.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
 from edgeguardd.core.decisions import Decision, Kind
-from edgeguardd.core.effects import AnnounceLevel
-from edgeguardd.core.model import Level
+from edgeguardd.core.effects import AnnounceLevel, CommandEnded, Effect
+from edgeguardd.core.model import Level, Outcome
 
 # Episodes of the two sides that come so close belong to one story.
 TOGETHER_S = 5.0
@@ -24,11 +25,16 @@ _ORDER = (Kind.LEVEL, Kind.RELIEF, Kind.COMMAND, Kind.LAST_RESORT, Kind.NOTE, Ki
 # Of these the number says it all: when the first one came follows from the orders.
 COUNTED = frozenset({Kind.OUTCOME, Kind.ADMISSION})
 
+_VAIN = frozenset({Outcome.EXPIRED, Outcome.INEFFECTIVE})
+
 _OVER = (Kind.LEVEL, Level.NORMAL.word)
 
 
 class Change(Struct, frozen=True):
-    """One thing that happens at another time, or so many times more or less. Times: wall-clock seconds of the first."""
+    """One thing that happens at another time, or so many times more or less. Times: wall-clock seconds of the first.
+
+    guess: it first comes after an order that nobody could answer, since in the recording it was not given.
+    """
 
     kind: Kind
     what: str
@@ -36,6 +42,7 @@ class Change(Struct, frozen=True):
     changed_s: float | None
     recorded_times: int
     changed_times: int
+    guess: bool = False
 
     @property
     def earlier_s(self) -> float | None:
@@ -111,16 +118,34 @@ def _raised(decisions: list[Decision], last_s: float) -> Iterator[tuple[float, f
 def _changes(then: list[Decision], now: list[Decision]) -> Iterator[Change]:
     """What is different in one episode, in the order of a story."""
     firsts = [_firsts(then), _firsts(now)]
+    unsure_s = min(_vain(then, now), default=math.inf)
     keys = dict.fromkeys([*firsts[0], *firsts[1]])
     for kind, what in sorted(keys, key=lambda key: _ORDER.index(key[0])):
         (recorded_s, recorded_times), (changed_s, changed_times) = (
             side.get((kind, what), (None, 0)) for side in firsts
         )
-        change = Change(kind, what, recorded_s, changed_s, recorded_times, changed_times)
+        # Levels follow memory, which stays as it was; all else follows from answers, too.
+        guess = kind is not Kind.LEVEL and changed_s is not None and changed_s >= unsure_s
+        change = Change(kind, what, recorded_s, changed_s, recorded_times, changed_times, guess)
         earlier_s = change.earlier_s
         moved = earlier_s is None or (kind not in COUNTED and abs(earlier_s) > SAME_S)
         if moved or recorded_times != changed_times:
             yield change
+
+
+def _vain(then: list[Decision], now: list[Decision]) -> Iterator[float]:
+    """When orders of the other side ended without effect that were not given, or ended otherwise, in the recording."""
+    known = {_ending(decision.effect, decision.wall_s) for decision in then}
+    for decision in now:
+        end = decision.effect
+        if isinstance(end, CommandEnded) and end.outcome in _VAIN and _ending(end, decision.wall_s) not in known:
+            yield decision.wall_s
+
+
+def _ending(effect: Effect, wall_s: float) -> tuple[int, str, str, float] | None:
+    if not isinstance(effect, CommandEnded):
+        return None
+    return effect.subscriber, effect.action, effect.outcome, round(wall_s, 2)
 
 
 def _firsts(decisions: list[Decision]) -> dict[tuple[Kind, str], tuple[float | None, int]]:

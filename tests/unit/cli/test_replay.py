@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,7 +136,7 @@ def test_what_was_left_out_and_judged_by_the_defaults_is_said(
     empty = tmp_path / "empty.toml"
     empty.write_text("")
     out = run(capsys, place, "--config", str(empty))[1]
-    assert f"Left out, since {empty} had not given the orders that they answer: 1 last resorts (reclaim)." in out
+    assert f"with {empty} the orders that they answer had not been given: last resorts (reclaim) 1." in out
     assert f"Judged by the [defaults] of {empty}, which names no such target: llm." in out
     assert re.search(r"last resort reclaim +never", out)
 
@@ -228,3 +230,20 @@ def test_names_from_peers_cannot_act_on_the_terminal(tmp_path: Path, capsys: pyt
     place = script.write(tmp_path / "r")
     out = run(capsys, place)[1]
     assert all(line.isprintable() for line in out.splitlines())
+
+
+@pytest.mark.parametrize("command", ["replay", "incidents"])
+def test_the_commands_explain_themselves(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--help says what they do, their options and what the exit status means."""
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert f"usage: edgeguardctl {command}" in text
+    assert "Exit status: 0 ok" in text
+
+
+def test_the_other_commands_start_without_the_engine() -> None:
+    """Only who replays pays for it."""
+    code = "import sys; from edgeguardd.cli import edgeguardctl; sys.exit('edgeguardd.core.engine' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
