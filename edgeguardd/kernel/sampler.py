@@ -119,8 +119,10 @@ class Sampler:
             # It vanished or appeared just now, and that has been told.
             return
         if target.attached:
-            self._recheck_ancestors(target)
-            self._sample(target, {})
+            if self._recheck_ancestors(target):
+                self._sample(target, {})
+            else:
+                self._gone(target)
         elif place.present:
             self._attach(target, place)
 
@@ -220,13 +222,14 @@ class Sampler:
 
     # Reading and telling
 
-    def _recheck_ancestors(self, target: Guarded) -> None:
+    def _recheck_ancestors(self, target: Guarded) -> bool:
+        """Which of them have a limit by now. False: the files of one are dead, so all have to be opened again."""
         try:
             for link in target.links[1:]:
                 self._nodes.recheck(link.watched)
         except CgroupGoneError:
-            # So is the target's own cgroup, and reading that comes next.
-            return
+            return False
+        return True
 
     def _sample(self, target: Guarded, readings: Round, *, last: bool = False) -> None:
         """Read the target's cgroup and its limited ancestors, each once a round, and tell."""

@@ -65,6 +65,8 @@ class Targets:
         self._sampler = Sampler(root, self._tree, loop, emit, clock or loop.time, self._fault)
         self._wishes: dict[str, _Wish] = {}
         self._targets: dict[str, Guarded] = {}
+        # Found when max_targets was reached, by name: they take the places of those that end.
+        self._turned_away: dict[str, tuple[_Wish, str]] = {}
         self._poll_timer: asyncio.TimerHandle | None = None
 
     # What the configuration wants
@@ -127,6 +129,7 @@ class Targets:
         wish = self._wishes.pop(name)
         if wish.search is not None:
             wish.search.close()
+        self._turned_away = {name: waits for name, waits in self._turned_away.items() if waits[0] is not wish}
         for path in list(wish.targets):
             self._drop(wish.targets.pop(path))
 
@@ -141,6 +144,8 @@ class Targets:
 
     def _lost(self, wish: _Wish, path: str, *, many: bool) -> None:
         target = wish.targets.get(path)
+        if many:
+            self._turned_away.pop(found_name(path, f"{wish.spec.name}:"), None)
         if target is None or wish.search is None:
             return
         if many:
@@ -163,6 +168,8 @@ class Targets:
         if name in self._targets or len(self._targets) >= self.max_targets:
             why = "the name is taken" if name in self._targets else f"max_targets = {self.max_targets} is reached"
             self._fault(f"cannot guard {name}: {why}; change it in the configuration")
+            if name not in self._targets:
+                self._turned_away[name] = wish, path
             return
         target = Guarded(name, path, wish.spec.policy, self._sampler.slow_s, dynamic=False)
         wish.targets[path] = target
@@ -177,6 +184,18 @@ class Targets:
         self._sampler.stop(target)
         del self._targets[target.name]
         self._emit(TargetDropped(target.name))
+        if self._turned_away:
+            self._loop.call_soon(self._take_in)
+
+    def _take_in(self) -> None:
+        """There is room for some that there was none for."""
+        for name, (wish, path) in list(self._turned_away.items()):
+            if len(self._targets) >= self.max_targets:
+                return
+            del self._turned_away[name]
+            # A unit, which has the name of its spec, may run elsewhere by now.
+            runs_in = _best(wish.search.matches) if wish.search is not None and name == wish.spec.name else None
+            self._add(wish, name, runs_in or path)
 
     # What subscribers want
 
@@ -306,6 +325,7 @@ class Targets:
             self._sampler.stop(target)
         self._wishes.clear()
         self._targets.clear()
+        self._turned_away.clear()
         self._sampler.close()
         self._watch.close()
         self._tree.close()

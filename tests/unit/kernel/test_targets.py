@@ -659,6 +659,33 @@ def test_more_matches_than_targets_may_be_are_said_once(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+def test_what_there_was_no_room_for_is_guarded_when_there_is(tmp_path: Path) -> None:
+    """Pods end, and those that were turned away take their places; so do targets named by path or unit."""
+
+    async def scene(s: Scene) -> None:
+        for path in ("/job", "/llm.service", *(f"/pod{number:02}" for number in range(12))):
+            s.tree.cgroup(path).events(oom_kill=4)
+        s.apply(TargetSpec("g", glob="/pod*"), job(), TargetSpec("u", unit="llm"))
+        assert [f"g:/pod{number:02}" for number in range(8)] == s.targets.names()
+        said = len(s.faults)
+        for number in (8, *range(7)):
+            s.tree.remove(f"/pod{number:02}")
+        s.tree.cgroup("/own.slice")
+        os.rename(s.tree.full("/llm.service"), s.tree.full("/own.slice/llm.service"))
+        await soon(lambda: len(s.targets.names()) == 6 and s.of(SampleTaken, "u"))
+        assert {*s.targets.names()} == {"job", "u", *(f"g:/pod{number:02}" for number in (7, 9, 10, 11))}
+        assert s.targets.status()["u"].path == "/own.slice/llm.service"
+        assert len(s.of(SampleTaken, "u")) == len(s.of(SampleTaken, "g:/pod11")) == 1
+        # Its kills are as old as with any cgroup that was there before it was guarded.
+        assert s.of(CountersMoved) == []
+        assert len(s.faults) == said
+        s.tree.remove("/job")
+        await soon(lambda: s.of(CgroupVanished, "job"))
+        assert len(s.targets.names()) == 6
+
+    play(tmp_path, scene)
+
+
 def test_a_path_that_is_none_costs_its_own_target_only(tmp_path: Path) -> None:
     """It is said, and the rest is guarded."""
 
