@@ -36,8 +36,8 @@ def parser() -> argparse.ArgumentParser:
         "run",
         help="run the daemon until SIGTERM",
         description="Run the daemon in the foreground until SIGTERM or SIGINT; SIGHUP reads the configuration again. "
-        "SIGPIPE is ignored; any other signal does what it does to every program: SIGUSR1 or SIGQUIT end it at once, and "
-        "the next start puts back what it had lifted. Options go over the configuration file.",
+        "SIGPIPE is ignored; any other signal does what it does to every program: SIGUSR1 or SIGQUIT end it at once, "
+        "and the next start puts back what it had lifted. Options go over the configuration file.",
     )
     add = run_parser.add_argument
     add("--config", metavar="FILE", help=f"the configuration; without it {common.DEFAULT_CONFIG}, if that exists")

@@ -1,7 +1,7 @@
 """python -m edgeguardd.cli.reference DIR: the reference pages, made from the tables that the program itself obeys.
 
-Writes cli.md, config.md, http.md, log.md, metrics.md and protocol.md into DIR; --example FILE also writes the commented
-example configuration, --policy FILE fills the tables and diagrams of docs/explanation/policy.md.
+Writes cli.md, client.md, config.md, http.md, log.md, metrics.md and protocol.md into DIR; --example FILE also writes
+the commented example configuration, --policy FILE fills the tables and diagrams of docs/explanation/policy.md.
 Must not: hold facts of its own. Upstream: configtable, configtext, the argument parsers, the pages' modules.
 Downstream: docs/reference, packaging/config; `make docs` and a test.
 """
@@ -11,7 +11,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from edgeguardd.cli import edgeguardctl, edgeguardd, httppage, logpage, metricspage, policytext, protocolpage
+from edgeguardd.cli import (
+    clientpage,
+    edgeguardctl,
+    edgeguardd,
+    httppage,
+    logpage,
+    metricspage,
+    policytext,
+    protocolpage,
+)
 from edgeguardd.core import configpolicy, configtext
 from edgeguardd.core import configtable as table
 from edgeguardd.core.configrows import Section
@@ -106,6 +115,7 @@ def pages() -> dict[str, str]:
     """File name -> content of each page."""
     return {
         "cli.md": cli_page(),
+        "client.md": clientpage.page(),
         "config.md": config_page(),
         "http.md": httppage.page(),
         "log.md": logpage.page(),

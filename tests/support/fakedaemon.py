@@ -31,9 +31,7 @@ STATUS: dict[str, Any] = {
         "estimated": False,
         "degraded": None,
         "sample": {"total_bytes": 8 * 2**30, "available_bytes": 5 * 2**30, "psi_some_us": 7},
-        "devices": [
-            {"name": "gpu", "kind": "nvml", "used_bytes": 2**30, "total_bytes": 4 * 2**30, "degraded": None}
-        ],
+        "devices": [{"name": "gpu", "kind": "nvml", "used_bytes": 2**30, "total_bytes": 4 * 2**30, "degraded": None}],
     },
     "targets": [
         {

@@ -1,5 +1,6 @@
 """The reference pages and the example configuration are what the program says of itself, and complete."""
 
+import inspect
 import re
 import socket
 import threading
@@ -9,7 +10,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgeguardd.cli import edgeguardctl, httppage, logpage, metricspage, policytext, protocoltext, reference
+from edgeguardd import client
+from edgeguardd.cli import (
+    clientpage,
+    edgeguardctl,
+    httppage,
+    logpage,
+    metricspage,
+    policytext,
+    protocoltext,
+    reference,
+)
 from edgeguardd.cli.protocolpage import page, type_words
 from edgeguardd.core import configpolicy, configtable, wire
 from edgeguardd.core.config import Config
@@ -17,7 +28,7 @@ from edgeguardd.core.configparse import read
 from edgeguardd.core.model import Action, Outcome, Parameters
 from tests.support import logcalls
 from tests.support.fakedaemon import FakeDaemon
-from tests.support.wait import eventually
+from tests.support.wait import eventually, soon
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "packaging/config/edgeguardd.toml"
@@ -78,6 +89,40 @@ def test_every_line_of_the_log_is_on_its_page_with_its_fields() -> None:
         spread = {name for field in fields for name in parameters.get(field, (field,))}
         assert spread == set(rows[event].fields), event
     assert set(logpage.FIELDS) == {field for row in rows.values() for field in row.fields}
+
+
+def test_every_public_name_of_the_client_is_on_its_page() -> None:
+    """With each parameter that it takes and each method that it has."""
+    text = clientpage.page()
+    assert [name for name in client.__all__ if f"{name}" not in text] == []
+    assert set(clientpage.parameters_explained()) == set(inspect.signature(client.Subscriber).parameters)
+    for kind in (client.Subscriber, client.AsyncSubscriber):
+        for name, method in clientpage.methods(kind):
+            assert f"{name}(" in text
+            assert inspect.getdoc(method), name
+            assert all(parameter in text for parameter in inspect.signature(method).parameters if parameter != "self")
+    public = {name for name in dir(client.Subscriber) if not name.startswith("_")}
+    told = {name for name, _ in clientpage.methods(client.Subscriber)}
+    assert public == told | {name for name in public if isinstance(getattr(client.Subscriber, name), property)}
+
+
+def test_the_example_of_the_asyncio_client_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands on the page, with a cache and a server of the reader's."""
+    (program,) = re.findall(r"```python\n(.*?)```", clientpage.page(), re.DOTALL)
+
+    class Cache:
+        async def drop(self, release_bytes: int) -> int:
+            return release_bytes
+
+    async def serve(guard: client.AsyncSubscriber) -> None:
+        await soon(lambda: guard.connected and len(daemon.heard) == 3)
+
+    with FakeDaemon(tmp_path) as daemon:
+        monkeypatch.setenv("EDGEGUARDD_SOCKET", daemon.socket_path)
+        exec(program, {"cache": Cache(), "serve": serve})  # noqa: S102 - the reader's own code
+    hello, accepted, done = daemon.heard
+    assert (hello["name"], hello["supports"], accepted["status"]) == ("my-server", ["trim_kv_cache"], "accepted")
+    assert (done["status"], done["effect"], done["released_bytes"]) == ("done", "released", 5)
 
 
 def test_every_field_of_status_is_on_its_page() -> None:
