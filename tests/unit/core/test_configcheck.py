@@ -46,9 +46,9 @@ def test_what_is_probably_not_meant_is_said(config: Config, word: str) -> None:
     assert word in found[0]
 
 
-def by(name: str, **place: str) -> TargetSpec:
+def by(name: str, path: str | None = None, unit: str | None = None, glob: str | None = None) -> TargetSpec:
     """A target found by path, unit or glob."""
-    return TargetSpec(name, **place)
+    return TargetSpec(name, path=path, unit=unit, glob=glob)
 
 
 @pytest.mark.parametrize(
