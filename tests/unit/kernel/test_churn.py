@@ -1,8 +1,7 @@
 """Cgroups that go, come and lose their files in the middle of being looked at: nobody is told wrong, nothing leaks."""
 
-import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,38 +16,16 @@ from edgeguardd.core.events import (
     SampleTaken,
     TargetDropped,
 )
-from tests.support.faketree import MIB, FakeCgroup
+from tests.support.faketree import MIB, as_kernfs
 from tests.support.scene import NEVER_S, OFTEN_S, Scene, about, job, play
 from tests.support.wait import soon
 
 
 @pytest.fixture(autouse=True)
-def kernfs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that was removed answers ENODEV for ever, as the kernel's do."""
-    real = os.pread
-
-    def pread(fd: int, size: int, offset: int) -> bytes:
-        if "(deleted)" in os.readlink(f"/proc/self/fd/{fd}"):
-            raise OSError(errno.ENODEV, "No such device")
-        return real(fd, size, offset)
-
-    monkeypatch.setattr(os, "pread", pread)
-
-
-def switch_off(*cgroups: FakeCgroup) -> None:
-    """The memory controller goes, as with -memory in the parent's cgroup.subtree_control; the directories stay."""
-    for cgroup in cgroups:
-        for name in os.listdir(cgroup.path):
-            if name.startswith("memory."):
-                cgroup.unlink(name)
-
-
-def switch_on(cgroup: FakeCgroup, max_bytes: int | None = None, *, high: int = 0, oom_kill: int = 0) -> None:
-    """It comes back; memory.events is what a target waits for, so it comes last."""
-    cgroup.usage(0)
-    cgroup.limits(max_bytes=max_bytes)
-    cgroup.events(local=True)
-    cgroup.events(high=high, oom_kill=oom_kill)
+def kernfs() -> Iterator[None]:
+    """A file that was removed answers ENODEV for ever."""
+    with as_kernfs():
+        yield
 
 
 def descriptors() -> int:
@@ -75,13 +52,13 @@ def test_a_controller_switched_off_and_on_again(tmp_path: Path, later: Mapping[s
         cgroup.events(high=9, oom_kill=3)
         s.apply(job(), slow_s=OFTEN_S)
         s.told.clear()
-        switch_off(cgroup)
+        cgroup.switch_off()
         await soon(lambda: s.of(SampleFailed))
         assert s.kinds() == ["CgroupVanished", "SampleFailed"]
         assert "the memory controller is not enabled here" in s.of(SampleFailed)[0].reason
         assert s.targets.status()["job"].degraded == s.of(SampleFailed)[0].reason
         s.told.clear()
-        switch_on(cgroup, **later)
+        cgroup.switch_on(**later)
         await soon(lambda: len(s.of(SampleTaken)) > 2)
         assert s.kinds()[:2] == ["CgroupAppeared", "SampleTaken"]
         assert len(s.of(CgroupAppeared)) == 1
@@ -98,7 +75,7 @@ def test_a_cgroup_made_after_one_without_a_controller_counts_from_zero(tmp_path:
         cgroup = s.tree.cgroup("/job")
         cgroup.events(oom_kill=3)
         s.apply(job(), slow_s=OFTEN_S)
-        switch_off(cgroup)
+        cgroup.switch_off()
         await soon(lambda: s.of(SampleFailed))
         s.told.clear()
         s.tree.remove("/job")
@@ -120,11 +97,12 @@ def test_dead_files_that_another_target_still_holds_are_not_used_again(tmp_path:
         one, two = s.tree.cgroup("/s/one"), s.tree.cgroup("/s/two")
         s.apply(job("one", "/s/one"), job("two", "/s/two"), slow_s=OFTEN_S)
         s.targets.set_interval("two", NEVER_S)
-        switch_off(one, two, above)
+        for each in (one, two, above):
+            each.switch_off()
         await soon(lambda: s.of(SampleFailed, "one"))
         s.told.clear()
         for cgroup, max_bytes in ((above, 60 * MIB), (two, None), (one, None)):
-            switch_on(cgroup, max_bytes)
+            cgroup.switch_on(max_bytes)
         await soon(lambda: s.of(SampleTaken, "one"))
         assert s.kinds()[:2] == ["CgroupAppeared", "SampleTaken"]
         assert (s.usage("one", 1).path, s.usage("one", 1).max_bytes) == ("/s", 60 * MIB)
@@ -226,7 +204,7 @@ def test_what_was_read_before_an_ancestor_went_is_told(tmp_path: Path) -> None:
         s.apply(job(path="/s/job"))
         s.told.clear()
         cgroup.events(oom_kill=1)
-        switch_off(above)
+        above.switch_off()
         s.targets.sample_now("job")
         assert s.kinds() == ["CountersMoved", "CgroupVanished"]
 
