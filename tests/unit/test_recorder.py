@@ -233,6 +233,7 @@ def test_a_full_disk_is_said_once_counted_and_survived(tmp_path: Path, monkeypat
         one.need(100)
         one.recorder.flush_soon()
         await soon(lambda: one.recorder.stats.written == 3)
+        whole = one.size()
         disk.free = 20
         one.need(200)
         one.recorder.flush_soon()
@@ -244,6 +245,7 @@ def test_a_full_disk_is_said_once_counted_and_survived(tmp_path: Path, monkeypat
             f"cannot record events in {tmp_path}/recordings: No space left on device; make room on that file system"
         ]
         assert one.read() == one.events[:3]
+        assert one.size() == whole  # what the disk still took of it is cut off again
         for number in range(10):  # still full: tried again and again, and no empty file is left
             one.need(300 + number)
             one.recorder.flush_soon()
@@ -306,6 +308,8 @@ def test_a_disk_that_stands_still_delays_nobody(tmp_path: Path) -> None:
         assert one.recorder.stats.written + one.recorder.stats.dropped == len(one.events)
         steps = [step for step in recorded(one.segments()) if isinstance(step, Step)]
         assert steps[-1].engine.targets["llm"].gauge.growth == one.engine.targets["llm"].gauge.growth
+        opened = [item for item in recorded(one.segments()) if isinstance(item, Opened)]
+        assert [item.continuous for item in opened] == [False, False]
 
     # One segment takes it all, so that nothing but the standstill is lost.
     fly(tmp_path, flight, Ring(str(tmp_path), 64 << 20, disk.write))

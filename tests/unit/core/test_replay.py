@@ -10,7 +10,7 @@ from edgeguardd.core.config import Config, LastResorts, LastResortStep, Mark, Po
 from edgeguardd.core.decisions import Kind, decisions
 from edgeguardd.core.difference import difference
 from edgeguardd.core.effects import AnnounceLevel, CommandEnded, Deliver, Effect
-from edgeguardd.core.events import LastResortEnded, TargetAdded
+from edgeguardd.core.events import LastResortEnded, TargetAdded, TimerFired
 from edgeguardd.core.model import AckStatus, LastResort, Level, Outcome
 from edgeguardd.core.recording import RecordingError, Segment
 from edgeguardd.core.replay import Changed, Opened, Step, recorded
@@ -162,6 +162,20 @@ def test_a_defect_of_the_engine_is_survived_as_the_daemon_survives_it() -> None:
     assert steps[0].defect == "AttributeError: 'NoneType' object has no attribute 'get'"
 
 
+def test_a_segment_that_the_ring_has_dropped_is_a_gap() -> None:
+    """The one after it begins anew, though both were ended in order."""
+    script = Taped()
+    script.need(300)
+    script.cut()
+    script.need(700)
+    script.cut()
+    script.need(800)
+    script.cut()
+    one, _, three = script.segments()
+    opened = [item.continuous for item in recorded([one, three]) if isinstance(item, Opened)]
+    assert opened == [False, False]
+
+
 OLDER = b'{"type":"checkpoint","state":["o","target.Target","name","llm"]}'
 
 
@@ -217,6 +231,32 @@ def test_the_same_configuration_changes_nothing() -> None:
     assert difference(decisions(recorded(script.segments())), decisions(changed.steps())) == []
 
 
+def test_the_same_configuration_changes_nothing_from_the_middle_on() -> None:
+    """A later segment by itself: what is in force already is not put in force again."""
+    script = Taped()
+    script.join()
+    script.ramp(700, 20)
+    script.cut()
+    script.ramp(990, 20)
+    script.pass_time(30)
+    later = script.segments()[1:]
+    assert effects(Changed(later, script.config).steps()) == effects(recorded(later))
+
+
+def test_timers_ring_when_they_rang() -> None:
+    """A daemon's timer is late by a little; one that both have rings at that time, not at the time it was set for."""
+    script = Taped()
+    script.join()
+    script.need(650)
+    (key,) = [key for key in script.timers if key.startswith("deadline:")]
+    script.now = script.timers[key] + 0.015
+    script.need(660)
+    script.do(TimerFired(key))
+    script.need(670)
+    changed = Changed(script.segments(), script.config)
+    assert effects(changed.steps()) == script.effects
+
+
 def test_lower_marks_ask_earlier_by_the_time_it_took() -> None:
     """40 % instead of 60 % of the 700 MiB beyond what is held at rest: 140 MiB, which take 6 s at 24 MiB/s."""
     script = incident(Taped())
@@ -227,6 +267,32 @@ def test_lower_marks_ask_earlier_by_the_time_it_took() -> None:
     assert level.earlier_s == pytest.approx(6, abs=0.6)
     assert trim.earlier_s == pytest.approx(level.earlier_s)
     assert found[0].target == "llm"
+
+
+def test_what_follows_an_order_without_an_answer_is_a_guess() -> None:
+    """The first trim is sure, since only memory calls for it. What its deadline brings is not, and says so."""
+    script = incident(Taped())
+    found = difference(decisions(recorded(script.segments())), decisions(Changed(script.segments(), EARLY).steps()))
+    changes = {(change.kind, change.what): change for change in found[0].changes}
+    assert not changes[Kind.COMMAND, "trim_kv_cache"].guess
+    assert not changes[Kind.LEVEL, "elevated"].guess
+    assert changes[Kind.COMMAND, "reduce_batch"].guess
+
+
+def test_a_jump_reaches_every_level_on_its_way() -> None:
+    """From normal to critical at once is elevated and high as well; a fall reaches nothing but normal."""
+    script = Taped()
+    script.need(10)
+    script.need(950)
+    script.need(10)
+    script.pass_time(60)
+    lazy = other(high=Mark(ratio=0.98), critical=Mark(ratio=0.99))
+    (episode,) = difference(decisions(recorded(script.segments())), decisions(Changed(script.segments(), lazy).steps()))
+    levels = {change.what: change for change in episode.changes if change.kind is Kind.LEVEL}
+    assert set(levels) == {"high", "critical", "normal"}
+    assert (levels["high"].changed_s, levels["critical"].changed_s) == (None, None)
+    assert levels["normal"].earlier_s is not None
+    assert levels["normal"].earlier_s > 0
 
 
 def test_marks_that_are_never_reached_say_never() -> None:
