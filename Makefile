@@ -1,15 +1,20 @@
 # Every verb sets up first what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check kernel system bench deb docs setup clean
+.PHONY: help demo demo-llama test check kernel system bench deb docs setup clean
 
 PY := .venv/bin/python
 FAST_TESTS := $(wildcard tests/unit tests/property tests/component tests/cases)
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: setup ## an inference server under memory pressure, three times: bare, naive, guarded (under 3 minutes)
 	@$(PY) -m tests.demo
+
+demo-llama: setup ## a real llama-server and model, bare and guarded; builds the server first (docs/how-to/demo-llama.md)
+	@tests/llama/setup.sh
+	@$(PY) -m tests.llama --program "$${LLAMA_SERVER:-$${LLAMA_DIR:-.build/llama}/llama-server}" \
+		--model "$${LLAMA_MODEL:-$${LLAMA_DIR:-.build/llama}/model.gguf}" $(LLAMA_OPTIONS)
 
 test: check ## everything that must be green: check, then all tests, kernel tests included (under 10 minutes)
 	$(PY) -m pytest -q $(FAST_TESTS)
@@ -25,7 +30,7 @@ kernel: setup ## only the kernel tests, each by name; on this host's cgroup v2 o
 	$(PY) -m pytest -v tests/kernel
 
 docs: setup ## write the generated pages of docs/reference again
-	$(PY) -m edgeguardd.cli.reference docs/reference --example packaging/config/edgeguardd.toml
+	$(PY) -m edgeguardd.cli.reference docs/reference --example packaging/config/edgeguardd.toml --policy docs/explanation/policy.md
 
 system: ## tests with systemd, in QEMU
 	@echo "cannot run system tests: not built yet" >&2; exit 2

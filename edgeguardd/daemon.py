@@ -11,12 +11,13 @@ import gc
 import os
 import resource
 import signal
+import socket
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
-from edgeguardd import __version__, decisionlog
+from edgeguardd import __version__, access, decisionlog
 from edgeguardd.core.config import Config
 from edgeguardd.core.effects import (
     AnnounceLevel,
@@ -27,9 +28,13 @@ from edgeguardd.core.effects import (
     Disconnect,
     Effect,
     Note,
+    PutBackLimit,
+    RaiseLimit,
     Refuse,
+    RunLastResort,
     SampleEvery,
     SetTimer,
+    Thaw,
     Welcome,
 )
 from edgeguardd.core.engine import Engine
@@ -47,15 +52,20 @@ from edgeguardd.core.events import (
 )
 from edgeguardd.core.model import AckStatus, Level, Role
 from edgeguardd.core.wire import Hello
-from edgeguardd.errors import ConfigError, ProtocolError
-from edgeguardd.kernel import cgroupfs, peers
+from edgeguardd.errors import ConfigError, EdgeguardError
+from edgeguardd.kernel import cgroupfs
+from edgeguardd.kernel.lastresort import LastResorts
+from edgeguardd.kernel.machine import Machine
+from edgeguardd.kernel.relief import Relief
 from edgeguardd.kernel.targets import Targets
 from edgeguardd.logs import Output, get_logger
 from edgeguardd.metrics import Metrics
 from edgeguardd.pages import Pages
+from edgeguardd.recorder import Recorder
 from edgeguardd.serve.http import HttpServer
 from edgeguardd.serve.peercred import Peer
 from edgeguardd.serve.subscribers import SubscriberServer
+from edgeguardd.state import StateDirectory
 from edgeguardd.systemd import Notifier, listen_sockets
 
 log = get_logger()
@@ -63,13 +73,23 @@ log = get_logger()
 
 def run(config: Config, load: Callable[[], Config], config_path: str | None, log_output: Output) -> int:
     """Run until SIGTERM. `load` reads the configuration again for SIGHUP. Returns the exit status."""
-    return asyncio.run(_run(config, load, config_path, log_output))
+    # Before there is a loop with sockets of its own, which wrong variables could name.
+    passed = listen_sockets()
+    # A SIGHUP waits until start() has something to reload; by default it would end the process.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    return asyncio.run(_run(config, load, config_path, log_output, passed))
 
 
-async def _run(config: Config, load: Callable[[], Config], config_path: str | None, log_output: Output) -> int:
+async def _run(
+    config: Config,
+    load: Callable[[], Config],
+    config_path: str | None,
+    log_output: Output,
+    passed: list[socket.socket],
+) -> int:
     daemon = Daemon(config, load, config_path, log_output)
     try:
-        await daemon.start()
+        await daemon.start(passed)
         await daemon.stopped.wait()
     finally:
         await daemon.stop()
@@ -80,7 +100,7 @@ class Daemon:
     """One running edgeguardd: the shells, the engine, and the way from one to the other and back."""
 
     def __init__(self, config: Config, load: Callable[[], Config], config_path: str | None, log_output: Output) -> None:
-        self.config = config
+        self.config = self._started_with = config
         self.stopped = asyncio.Event()
         self._load = load
         self._config_path = config_path
@@ -91,32 +111,44 @@ class Daemon:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._homes: dict[int, str] = {}
         self._status_line = ""
-        self.engine = Engine(config.sampling)
+        self.engine = Engine(config.sampling, config.machine)
         self.notifier = Notifier()
         root = cgroupfs.find_root(config.cgroup_root)
+        clock = self._loop.time
+        state = StateDirectory(config.state_directory, _partly_blind)
+        state.make()
+        self.relief = Relief(root, state, self.emit, clock)
+        self.last_resorts = LastResorts(root, self._loop, self.emit, clock, state)
+        self.machine = Machine(config.machine, self._loop, self.emit, on_fault=_partly_blind)
         self.targets = Targets(root, self._loop, self.emit, max_targets=config.max_targets, on_fault=_partly_blind)
         epoch = uuid.uuid4().hex
+        self.recorder = Recorder(config, self.engine, self._loop, run=epoch, on_fault=_partly_blind)
         self.subscribers = SubscriberServer(
             config.socket, epoch=epoch, emit=self._from_peer, admit_peer=self._admit_peer
         )
-        self.metrics = Metrics(self.engine, self.subscribers.stats, log_output)
-        self.pages = Pages(epoch, config_path, self.engine, self.targets, self.subscribers, self.metrics)
+        self.metrics = Metrics(self.engine, self.subscribers.stats, log_output, self.recorder)
+        self.pages = Pages(epoch, config_path, self.engine, self.targets, self.subscribers, self.metrics, self.machine)
         self.pages.sampling = config.sampling
         self.http = HttpServer(config.http, self.pages.routes()) if config.http.enabled else None
 
     # Life
 
-    async def start(self) -> None:
-        """Bind the sockets, watch every target that exists, then say READY."""
+    async def start(self, passed: Sequence[socket.socket] = ()) -> None:
+        """Bind the sockets, unless systemd has `passed` one, watch every target that exists, then say READY."""
         self._loop.set_exception_handler(self._survive)
         _allow_descriptors()
-        self._loop.add_signal_handler(signal.SIGHUP, self.reload)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop_requested, number)
+        # What a daemon before this one left lifted or frozen comes first: it distorts every reading.
+        self.relief.recover()
+        self.last_resorts.recover()
+        self.machine.start()
         self.targets.apply(self.config.targets, self.config.sampling)
-        await self.subscribers.start(listen_sockets())
+        await self.subscribers.start(passed)
         if self.http is not None:
             await self.http.start()
+        self._loop.add_signal_handler(signal.SIGHUP, self.reload)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         # What start-up made lives as long as the daemon: keep the collector from walking it in a crisis.
         gc.collect()
         gc.freeze()
@@ -136,12 +168,21 @@ class Daemon:
 
     async def stop(self) -> None:
         """Say bye to everybody and leave nothing behind: socket, timers, descriptors."""
+        # A reload would open again what is being closed, and a second SIGTERM would find no handler after the loop.
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
         self.pages.ready = False
         self.notifier.stopping()
         await self.subscribers.close("the daemon stops")
         if self.http is not None:
             await self.http.close()
+        self.relief.put_back_all()
+        self.relief.close()
+        await self.last_resorts.close()
+        self.machine.close()
         self.targets.close()
+        self.recorder.close()
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -164,15 +205,16 @@ class Daemon:
                 "configuration_rejected", problems=error.problems, kept="the one before"
             )
         else:
-            kept = _needs_restart(self.config, config)
+            kept = _needs_restart(self._started_with, config)
             if kept:
                 log.warning("restart_needed", settings=kept)
             self.config = config
             self.pages.sampling = config.sampling
             self.subscribers.reconfigure(config.socket)
             self.metrics.reloads.labels("applied").inc()
-            self.targets.apply(config.targets, config.sampling)
             self.emit(ConfigReloaded(config))
+            self.targets.apply(config.targets, config.sampling)
+            self.machine.apply(config.machine)
         self.notifier.ready()
 
     # The path: facts in, orders out
@@ -192,12 +234,13 @@ class Daemon:
 
     def _handle(self, event: Event, at: float) -> None:
         self._before(event)
+        self.recorder.record(event, at)
         for effect in self.engine.handle(event, at):
             self._carry_out(effect, at)
         if isinstance(event, TargetDropped):
             self.metrics.departed(event.target, at)
 
-    def _carry_out(self, effect: Effect, at: float) -> None:
+    def _carry_out(self, effect: Effect, at: float) -> None:  # noqa: C901, PLR0912  one row an effect
         match effect:
             case Deliver():
                 self.subscribers.deliver(effect)
@@ -206,6 +249,7 @@ class Daemon:
             case AnnounceLevel():
                 self.subscribers.announce(effect)
                 decisionlog.level_changed(effect)
+                self.recorder.flush_soon()
                 self._tell_systemd_status()
             case SetTimer():
                 self._set_timer(effect.key, effect.at)
@@ -217,6 +261,17 @@ class Daemon:
                 self.pages.ended(effect)
                 self.metrics.ended(effect)
                 decisionlog.command_ended(effect)
+            case RaiseLimit():
+                self.relief.raise_limit(
+                    effect.target, self.targets.path_of(effect.target), effect.from_bytes, effect.to_bytes
+                )
+            case PutBackLimit():
+                self.relief.put_back(effect.target)
+            case RunLastResort():
+                path, unit = self.targets.path_of(effect.target), self._unit_of(effect.target)
+                self.last_resorts.run(effect.target, path, effect.step, effect.step.unit or unit, effect.reclaim_bytes)
+            case Thaw():
+                self.last_resorts.thaw(effect.target)
             case Welcome():
                 self.subscribers.welcome(effect)
             case AnswerAdmit():
@@ -248,39 +303,31 @@ class Daemon:
             case _:
                 pass
 
+    def _unit_of(self, target: str) -> str | None:
+        """The unit that a target was configured by, for restarting it."""
+        return next((spec.unit for spec in self.config.targets if spec.name == target), None)
+
     # Subscribers
 
     def _from_peer(self, event: Event) -> None:
         """A fact from a subscriber. A final ack is judged by memory as it is now, not as it was."""
         if isinstance(event, AckReceived) and event.status is not AckStatus.ACCEPTED:
-            home = self._homes.get(event.subscriber)
-            if home is not None:
+            home = self._homes.get(event.subscriber, "")
+            target = self.engine.targets.get(home)
+            if target is not None and event.seq in target.ledger.outstanding:
                 self.targets.sample_now(home)
         self.emit(event)
         if isinstance(event, SubscriberLeft):
-            home = self._homes.pop(event.subscriber, None)
-            if home is not None:
-                self.targets.release_peer(home)
+            left = self._homes.pop(event.subscriber, None)
+            if left is not None:
+                self.targets.release_peer(left)
 
     def _admit_peer(self, peer: Peer, hello: Hello) -> str | None:
-        """Which target a peer may join. Raises TargetError or ProtocolError: becomes its error line."""
-        wanted = hello.target
-        if hello.role is Role.OBSERVER:
-            if wanted is not None and wanted not in self.engine.targets:
-                raise ProtocolError("unknown_target", f"cannot observe {wanted}: no such target")
-            return wanted
-        home = peers.cgroup_of(peer.pid)
-        if wanted is None or wanted == "self":
-            if not self.config.self_targets:
-                raise ProtocolError("not_allowed", 'cannot guard "self": self_targets is off; name a target')
-            return self.targets.guard_peer(home, self.config.defaults)
-        if wanted not in self.engine.targets:
-            raise ProtocolError("unknown_target", f"cannot serve {wanted}: no such target; see edgeguardctl status")
-        if peer.uid not in self.config.socket.allow_uids and not self.targets.contains(wanted, home):
-            raise ProtocolError(
-                "not_allowed", f"cannot serve {wanted}: you are in {home}, and uid {peer.uid} is not in allow_uids"
-            )
-        return self.targets.join_peer(wanted)
+        try:
+            return access.target_for(peer, hello, self.config, self.targets)
+        except EdgeguardError as error:
+            decisionlog.peer_refused(peer, hello, error)
+            raise
 
     # Time
 
@@ -301,7 +348,7 @@ class Daemon:
 
     def _tell_systemd_status(self) -> None:
         worst = self.engine.worst_level()
-        raised = sum(1 for target in self.engine.targets.values() if target.gauge.level > Level.NORMAL)
+        raised = sum(1 for target in self.engine.targets.values() if target.level > Level.NORMAL)
         line = f"{worst.word}: {len(self.engine.targets)} targets, {raised} above normal"
         if line != self._status_line:
             self._status_line = line
@@ -336,7 +383,9 @@ def _partly_blind(sentence: str) -> None:
 def _needs_restart(old: Config, new: Config) -> list[str]:
     """The settings that differ and that only a restart can change."""
     changed = [
-        name for name in ("http", "log", "cgroup_root", "max_targets") if getattr(old, name) != getattr(new, name)
+        name
+        for name in ("http", "log", "cgroup_root", "max_targets", "recorder", "state_directory")
+        if getattr(old, name) != getattr(new, name)
     ]
     socket = [name for name in ("path", "mode", "group") if getattr(old.socket, name) != getattr(new.socket, name)]
     return changed + [f"socket.{name}" for name in socket]

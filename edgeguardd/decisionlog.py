@@ -8,7 +8,10 @@ from msgspec import to_builtins
 from edgeguardd.core.effects import AnnounceLevel, CommandEnded, Deliver, Note
 from edgeguardd.core.events import SubscriberJoined, SubscriberLeft
 from edgeguardd.core.model import Outcome
+from edgeguardd.core.wire import Hello
+from edgeguardd.errors import EdgeguardError
 from edgeguardd.logs import get_logger
+from edgeguardd.serve.peercred import Peer
 
 log = get_logger()
 
@@ -62,6 +65,11 @@ def subscriber_joined(event: SubscriberJoined) -> None:
         target=event.target,
         supports=sorted(action.value for action in event.supports),
     )
+
+
+def peer_refused(peer: Peer, hello: Hello, error: EdgeguardError) -> None:
+    """A peer said hello and was sent away; it has been told the same sentence."""
+    log.warning("peer_refused", name=hello.name, target=hello.target, pid=peer.pid, uid=peer.uid, why=str(error))
 
 
 def subscriber_left(event: SubscriberLeft) -> None:

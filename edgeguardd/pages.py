@@ -12,11 +12,14 @@ import msgspec
 from msgspec import to_builtins
 
 from edgeguardd import __version__
-from edgeguardd.core import policy as policies
+from edgeguardd.core import limits
 from edgeguardd.core.config import SamplingConfig
 from edgeguardd.core.effects import CommandEnded
-from edgeguardd.core.engine import Engine, Target
+from edgeguardd.core.engine import Engine
+from edgeguardd.core.model import Level
+from edgeguardd.core.target import Target
 from edgeguardd.kernel.guarded import TargetStatus
+from edgeguardd.kernel.machine import Machine
 from edgeguardd.kernel.targets import Targets
 from edgeguardd.metrics import CONTENT_TYPE, Metrics
 from edgeguardd.serve.http import Response
@@ -42,6 +45,7 @@ class Pages:
         targets: Targets,
         subscribers: SubscriberServer,
         metrics: Metrics,
+        machine: Machine,
     ) -> None:
         self.ready = False
         self.sampling = SamplingConfig()
@@ -51,6 +55,7 @@ class Pages:
         self._targets = targets
         self._subscribers = subscribers
         self._metrics = metrics
+        self._machine = machine
         self._started_at = time.monotonic()
         self._last_commands: deque[CommandEnded] = deque(maxlen=SHOWN_COMMANDS)
 
@@ -89,10 +94,16 @@ class Pages:
             "config": {"path": self._config_path},
             "ready": self.ready,
             "worst_level": self._engine.worst_level().word,
+            "machine": self._machine_row(now),
             "targets": [_target(target, watched.get(name), now) for name, target in self._engine.targets.items()],
             "subscribers": [to_builtins(row) for row in self._subscribers.subscribers()],
             "last_commands": _commands(self._last_commands),
         }
+
+    def _machine_row(self, now: float) -> dict[str, Any]:
+        gauge = self._engine.machine
+        row: dict[str, Any] = to_builtins(self._machine.status(now))
+        return {"level": gauge.level.word, "reason": gauge.reason, "wanted_bytes": gauge.wanted_bytes, **row}
 
     def _healthz(self) -> Response:
         stale_s = self.stale_s()
@@ -113,8 +124,8 @@ def _target(target: Target, watched: TargetStatus | None, now: float) -> dict[st
         "path": target.path,
         "present": target.present,
         "watch": None if watched is None else watched.watch,
-        "level": gauge.level.word,
-        "reason": gauge.reason,
+        "level": target.level.word,
+        "reason": gauge.calls if target.level is Level.NORMAL else target.reason,
         "needed_bytes": gauge.needed_bytes,
         "current_bytes": None if own is None else own.current_bytes,
         "static_bytes": target.static_bytes,
@@ -124,10 +135,14 @@ def _target(target: Target, watched: TargetStatus | None, now: float) -> dict[st
         "headroom_bytes": None if pressure is None else pressure.headroom_bytes,
         "used_ratio": None if pressure is None else round(pressure.ratio, 4),
         "marks": None if pressure is None else _marks(target, pressure),
-        "growth_bytes_per_s": round(gauge.growth_bytes_per_s),
+        "growth_bytes_per_s": round(gauge.growth.bytes_per_s),
         "rung": target.ledger.rung.word,
         "exhausted": target.ledger.exhausted,
-        "in_force": to_builtins(target.ledger.in_force()),
+        "relief": target.relief.phase.value,
+        "lead_s": round(target.lead_s, 3),
+        "evicted_bytes": gauge.evicted_bytes,
+        "psi_ratio": None if gauge.psi_ratio is None else round(gauge.psi_ratio, 4),
+        "in_force": to_builtins(target.ledger.obeyed()),
         "counters": None if watched is None or watched.counters is None else to_builtins(watched.counters),
         "sample_age_s": None if watched is None else watched.sample_age_s,
         "degraded": target.degraded,
@@ -159,9 +174,6 @@ def _commands(ended: Iterable[CommandEnded]) -> list[dict[str, Any]]:
     ]
 
 
-def _marks(target: Target, pressure: policies.Pressure) -> dict[str, int]:
-    return {
-        "elevated_bytes": policies.mark_bytes(target.policy.elevated, pressure),
-        "high_bytes": policies.mark_bytes(target.policy.high, pressure),
-        "critical_bytes": policies.mark_bytes(target.policy.critical, pressure),
-    }
+def _marks(target: Target, pressure: limits.Pressure) -> dict[str, int]:
+    at = limits.marks(target.policy, pressure)
+    return {name: getattr(at, name) for name in at.__struct_fields__}

@@ -4,7 +4,6 @@ Must not: wait for systemd, or fail without it: outside a unit everything here d
 Downstream: the datagram socket named by NOTIFY_SOCKET.
 """
 
-import contextlib
 import os
 import socket
 import time
@@ -14,6 +13,7 @@ from collections.abc import Mapping, MutableMapping
 from sdnotify import SystemdNotifier
 
 from edgeguardd.core.text import printable
+from edgeguardd.logs import get_logger
 
 MAX_STATUS_CHARS = 256
 
@@ -24,6 +24,12 @@ READY_WAIT_S = 1.0
 LISTEN_VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
 FIRST_LISTEN_FD = 3  # SD_LISTEN_FDS_START in sd-daemon.h
 MAX_LISTEN_FDS = 1024  # far above any unit; a number beyond it is a mistake, not tried one by one
+
+# systemd's own users write seconds. Feeding more than twenty times a second costs more than it guards.
+LEAST_WATCHDOG_S = 0.1
+MOST_WATCHDOG_S = 86_400.0
+
+log = get_logger()
 
 
 class Notifier:
@@ -72,10 +78,11 @@ class Notifier:
 
 
 def listen_sockets(environ: MutableMapping[str, str] | None = None) -> list[socket.socket]:
-    """The sockets that systemd opened for this process (sd_listen_fds(3)), in the unit's order; [] without any.
+    """The listening Unix stream sockets that systemd opened for this process (sd_listen_fds(3)), in the unit's order.
 
-    Takes LISTEN_* out of the environment, so that a second call and children get none. Descriptors that are no
-    sockets, and those of another process, stay untouched.
+    Takes LISTEN_* out of the environment, so that a second call and children get none. Every other descriptor stays
+    as it is: the variables may be wrong, and then it is somebody else's, who closes it. Call it before anything else
+    opens sockets. The caller keeps all that it gets: a socket that is dropped is closed.
     """
     environ = os.environ if environ is None else environ
     words = {name: environ.pop(name, "") for name in LISTEN_VARIABLES}
@@ -90,11 +97,20 @@ def listen_sockets(environ: MutableMapping[str, str] | None = None) -> list[sock
 
 
 def _socket_of(fd: int) -> socket.socket | None:
+    """The listening socket of a descriptor; None for anything else, which is left alone."""
     try:
-        os.set_inheritable(fd, False)
-        return socket.socket(fileno=fd)
+        sock = socket.socket(fileno=fd)
     except OSError:  # not open, or not a socket
         return None
+    if not (sock.family == socket.AF_UNIX and sock.type == socket.SOCK_STREAM and _listens(sock)):
+        sock.detach()
+        return None
+    os.set_inheritable(fd, False)
+    return sock
+
+
+def _listens(sock: socket.socket) -> bool:
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _connected() -> SystemdNotifier | None:
@@ -117,8 +133,15 @@ def _status_line(text: str) -> str:
 
 def _watchdog_interval_s(environ: Mapping[str, str], pid: int) -> float | None:
     """Within which time systemd wants to hear from us, in seconds; None: not at all (sd_watchdog_enabled(3))."""
-    with contextlib.suppress(ValueError):
-        if int(environ.get("WATCHDOG_PID") or pid) == pid:
-            microseconds = int(environ.get("WATCHDOG_USEC", ""))
-            return microseconds / 1_000_000 if microseconds > 0 else None
-    return None
+    try:
+        microseconds = int(environ.get("WATCHDOG_USEC", ""))
+        if int(environ.get("WATCHDOG_PID") or pid) != pid or microseconds <= 0:
+            return None
+    except ValueError:
+        return None
+    # Whole numbers are compared: a float has no room for what the variable may hold.
+    wanted_s = min(microseconds, int(MOST_WATCHDOG_S * 1_000_000)) / 1_000_000
+    if wanted_s >= LEAST_WATCHDOG_S:
+        return wanted_s
+    log.warning("watchdog_too_short", wanted_s=wanted_s, used_s=LEAST_WATCHDOG_S, remedy="raise WatchdogSec=")
+    return LEAST_WATCHDOG_S

@@ -1,12 +1,16 @@
 """edgeguardctl check-config [FILE]: every fault of a configuration at once, each with its line and its remedy.
 
-Must not: judge anything itself. Upstream: core.configparse, core.configcheck. Downstream: edgeguardctl.
+Must not: judge anything but whether what is named is there on this machine. Upstream: core.configparse,
+core.configcheck, core.configtext. Downstream: edgeguardctl.
 """
 
 import argparse
+import grp
+from collections.abc import Iterator
 
 from edgeguardd.cli import common
 from edgeguardd.core import configcheck, configtext
+from edgeguardd.core.config import Config
 from edgeguardd.errors import ConfigError
 
 
@@ -22,12 +26,19 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help=f"the file, - for standard input; without it {common.DEFAULT_CONFIG}"
     )
-    parser.add_argument("--show", action="store_true", help="print the configuration in force, every key written out")
+    shows = parser.add_mutually_exclusive_group()
+    shows.add_argument("--show", action="store_true", help="print the configuration in force, every key written out")
+    shows.add_argument(
+        "--example", action="store_true", help="check nothing; print every key at its default, with what it means"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command; returns the exit status."""
+    if args.example:
+        print(configtext.example(), end="")
+        return common.OK
     try:
         config = common.read_config(args.file)
     except ConfigError as error:
@@ -37,7 +48,20 @@ def run(args: argparse.Namespace) -> int:
         print(configtext.render(config), end="")
         return common.OK
     named = common.config_path(args.file) or f"{common.DEFAULT_CONFIG} (missing, so the defaults)"
+    if named == common.STANDARD_INPUT:
+        named = "standard input"
     print(f"{named}: ok, {len(config.targets)} target{'' if len(config.targets) == 1 else 's'}")
-    for warning in configcheck.warnings(config):
+    for warning in (*configcheck.warnings(config), *_missing_here(config)):
         print(f"{named}: warning: {warning}")
     return common.OK
+
+
+def _missing_here(config: Config) -> Iterator[str]:
+    """What the file names and this machine does not have; the file may be meant for another one."""
+    group = config.socket.group
+    if group is None or group.isdecimal():
+        return
+    try:
+        grp.getgrnam(group)
+    except KeyError:
+        yield f"there is no group {group} here, and edgeguardd will not start without it; groupadd --system {group}"

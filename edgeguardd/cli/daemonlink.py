@@ -186,5 +186,6 @@ def _unreachable(where: str, error: Exception, option: str) -> EdgeguardError:
         return EdgeguardError(f"cannot reach edgeguardd at {where}: permission denied; run as root or join its group")
     why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error) or "no answer"
     return EdgeguardError(
-        f"cannot reach edgeguardd at {where}: {why.lower()}; start it (`systemctl start edgeguardd`) or give {option}"
+        f"cannot reach edgeguardd at {where}: {why.lower()}; "
+        f"start it (`edgeguardd run`, or its service) or give {option}"
     )

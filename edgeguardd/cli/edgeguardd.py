@@ -5,6 +5,7 @@ Downstream: daemon.run.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ import msgspec
 from edgeguardd import __version__
 from edgeguardd.cli import common
 from edgeguardd.core.config import Config
+from edgeguardd.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +36,8 @@ def parser() -> argparse.ArgumentParser:
         "run",
         help="run the daemon until SIGTERM",
         description="Run the daemon in the foreground until SIGTERM or SIGINT; SIGHUP reads the configuration again. "
-        "Options go over the configuration file.",
+        "SIGPIPE is ignored; any other signal does what it does to every program: SIGUSR1 or SIGQUIT end it at once, "
+        "and the next start puts back what it had lifted. Options go over the configuration file.",
     )
     add = run_parser.add_argument
     add("--config", metavar="FILE", help=f"the configuration; without it {common.DEFAULT_CONFIG}, if that exists")
@@ -50,12 +53,18 @@ def run(args: argparse.Namespace) -> int:
     """Check the configuration, then hand over to the daemon. Raises EdgeguardError."""
 
     def load() -> Config:
+        if args.config == common.STANDARD_INPUT:
+            # At its end by now, it would read as an empty file: every target dropped.
+            raise ConfigError(["cannot reload standard input: it can be read once; restart, or name a file"])
         return with_options(common.read_config(args.config), args)
 
-    config = load()
+    config = with_options(common.read_config(args.config), args)
     if args.check:
         print("edgeguardd: the configuration is ok")
         return common.OK
+    # A machine-wide setting of some other program's: with it, the metrics library would keep figures in files there.
+    for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
+        os.environ.pop(name, None)
     from edgeguardd import daemon, logs  # noqa: PLC0415 - 20 MiB and 0.3 s that only a running daemon is to pay
 
     output = logs.configure(config.log, sys.stderr)

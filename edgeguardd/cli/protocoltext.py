@@ -28,6 +28,7 @@ MEANINGS = {
     "report.waiting": "Requests in its queue.",
     "report.batch_limit": "The batch it is configured for: what `max_batch_ratio` is a share of.",
     "report.bytes_per_token": "KV cache that one token needs.",
+    "report.bytes_per_request": "What one request takes: decides whether the next still fits.",
     "report.finished": "Ids of admitted requests that are done; what was reserved for them is free again.",
     "admit.id": "The request's id, chosen by the client, unique among its open requests.",
     "admit.bytes": "Memory the request will need, if known.",

@@ -7,7 +7,7 @@ import argparse
 import json
 
 from edgeguardd.cli import common, daemonlink, words
-from edgeguardd.cli.statusdoc import Status, TargetRow
+from edgeguardd.cli.statusdoc import MachineRow, Status, TargetRow
 
 MAX_REASON_CHARS = 400
 
@@ -46,6 +46,7 @@ def page(status: Status) -> list[str]:
     )
     return [
         head,
+        *_machine(status.machine),
         "",
         *_targets(status.targets),
         "",
@@ -53,6 +54,23 @@ def page(status: Status) -> list[str]:
         "",
         *_commands(status),
     ]
+
+
+def _machine(machine: MachineRow) -> list[str]:
+    """The machine's memory, and why its level is what it is; nothing where it is not read."""
+    if machine.sample is None:
+        return [] if machine.degraded is None else [f"machine: cannot be read: {words.name(machine.degraded, 200)}"]
+    line = (
+        f"machine {words.name(machine.level)}: {words.size(machine.sample.available_bytes)} of "
+        f"{words.size(machine.sample.total_bytes)} available"
+    )
+    line += "".join(
+        f", {words.name(device.name)} {words.size(device.used_bytes)} of {words.size(device.total_bytes)} in use"
+        for device in machine.devices
+    )
+    if machine.level != "normal" and machine.reason:
+        line += f", because {words.name(machine.reason, MAX_REASON_CHARS)}"
+    return [line]
 
 
 def _targets(targets: list[TargetRow]) -> list[str]:
@@ -67,7 +85,7 @@ def _targets(targets: list[TargetRow]) -> list[str]:
             words.limit(target),
             words.share(target.used_ratio),
             words.size(target.headroom_bytes),
-            "-" if target.growth_bytes_per_s is None else f"{words.size(target.growth_bytes_per_s)}/s",
+            words.rate(target.growth_bytes_per_s),
             "-" if target.sample_age_s is None else f"{words.span(target.sample_age_s)} ago",
         ]
         for target in targets

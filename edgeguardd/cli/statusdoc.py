@@ -5,7 +5,7 @@ Must not: fetch or print. Upstream: pages (makes the JSON). Downstream: daemonli
 
 from msgspec import Struct, field
 
-from edgeguardd.core.model import Counters, InForce
+from edgeguardd.core.model import Counters, InForce, MachineSample
 
 
 class Marks(Struct, frozen=True):
@@ -47,11 +47,41 @@ class TargetRow(Struct, frozen=True):
     growth_bytes_per_s: float | None = None
     rung: str | None = None
     exhausted: bool = False
+    relief: str | None = None
+    lead_s: float | None = None
+    evicted_bytes: int | None = None
+    psi_ratio: float | None = None
     in_force: InForce = InForce()
     counters: Counters | None = None
     sample_age_s: float | None = None
     degraded: str | None = None
     outstanding: list[Outstanding] = field(default_factory=list)
+
+
+class DeviceRow(Struct, frozen=True):
+    """One configured device of the machine."""
+
+    name: str
+    kind: str
+    used_bytes: int | None = None
+    total_bytes: int | None = None
+    degraded: str | None = None
+
+
+class MachineRow(Struct, frozen=True):
+    """The whole machine."""
+
+    level: str = "normal"
+    reason: str | None = None
+    wanted_bytes: int | None = None
+    enabled: bool = False
+    interval_s: float | None = None
+    sample_age_s: float | None = None
+    psi: str | None = None
+    estimated: bool = False
+    degraded: str | None = None
+    sample: MachineSample | None = None
+    devices: list[DeviceRow] = field(default_factory=list)
 
 
 class SubscriberRow(Struct, frozen=True):
@@ -96,6 +126,7 @@ class Status(Struct, frozen=True):
     worst_level: str
     ready: bool
     config: LoadedConfig = LoadedConfig()
+    machine: MachineRow = MachineRow()
     targets: list[TargetRow] = field(default_factory=list)
     subscribers: list[SubscriberRow] = field(default_factory=list)
     last_commands: list[EndedCommand] = field(default_factory=list)

@@ -18,7 +18,10 @@ from edgeguardd.cli.statusdoc import Status, TargetRow
 from edgeguardd.core.wire import LevelLine
 
 STYLES = {"normal": "green", "elevated": "yellow", "high": "dark_orange", "critical": "red", "emergency": "bold red"}
+# The memory bar takes what the other columns leave of the line, within these.
 BAR_CHARS = 32
+LEAST_BAR_CHARS = 8
+_GAP_CHARS = 2  # between two columns of a rich table without a box
 SHOWN_COMMANDS = 8
 SHOWN_LEVELS = 4
 
@@ -50,7 +53,8 @@ class Live:
             self._last = seen
         if self._last is not None:
             parts.append(_head(self._last))
-            parts += [_targets(self._last), _subscribers(self._last), _commands(self._last)]
+            parts += [_targets(self._last, self._live.console.width), *_states(self._last)]
+            parts += [_subscribers(self._last), _commands(self._last)]
         parts += [Text(_level(level), style=STYLES.get(level.level, "")) for level in self._levels]
         self._live.update(Group(*parts), refresh=True)
 
@@ -108,28 +112,47 @@ def bar(target: TargetRow, width: int = BAR_CHARS) -> str:
 
 
 def _head(status: Status) -> Text:
+    sample = status.machine.sample
+    available = "" if sample is None else f"  {words.size(sample.available_bytes)} available"
     return Text(
         f"edgeguardd {words.name(status.version)}  up {words.span(status.uptime_s)}  worst level "
-        f"{words.name(status.worst_level)}{'' if status.ready else '  not ready'}"
+        f"{words.name(status.worst_level)}{available}{'' if status.ready else '  not ready'}"
     )
 
 
-def _targets(status: Status) -> Table:
-    table = _table("target", "level", "memory", "needed", "limit", "growth", "state")
-    for target in status.targets:
-        style = STYLES.get(target.level, "")
-        growth = "-" if target.growth_bytes_per_s is None else f"{words.size(target.growth_bytes_per_s)}/s"
-        asked = " ".join(f"#{command.seq} {words.name(command.action)}" for command in target.outstanding)
-        table.add_row(
-            Text(words.name(target.name)),
-            Text(words.name(target.level), style=style),
-            Text(bar(target), style=style),
-            Text(words.size(target.needed_bytes)),
-            Text(words.limit(target)),
-            Text(growth),
-            Text(", ".join(part for part in (words.state(target), asked and f"asked {asked}") if part)),
+def _targets(status: Status, width: int) -> Table:
+    """The figures; `width` is the terminal's."""
+    headers = ("target", "level", "needed", "limit", "growth")
+    rows = [
+        (
+            words.name(target.name),
+            words.name(target.level),
+            words.size(target.needed_bytes),
+            words.limit(target),
+            words.rate(target.growth_bytes_per_s),
         )
+        for target in status.targets
+    ]
+    taken = sum(max(map(len, column)) + _GAP_CHARS for column in zip(headers, *rows, strict=True))
+    chars = max(LEAST_BAR_CHARS, min(BAR_CHARS, width - taken))
+    table = _table("target", "level", "memory", "needed", "limit", "growth")
+    for target, (name, level, *figures) in zip(status.targets, rows, strict=True):
+        style = STYLES.get(target.level, "")
+        cells = (Text(name), Text(level, style=style), Text(bar(target, chars), style=style), *map(Text, figures))
+        table.add_row(*cells)
     return table
+
+
+def _states(status: Status) -> list[Text]:
+    """A line for each target that is not simply at rest: beside the figures there is no room for it."""
+    lines = []
+    for target in status.targets:
+        asked = " ".join(f"#{command.seq} {words.name(command.action)}" for command in target.outstanding)
+        state = ", ".join(part for part in (words.state(target), asked and f"asked {asked}") if part)
+        if state:
+            style = STYLES.get(target.level, "")
+            lines.append(Text(f"{words.name(target.name)}: {state}", style=style, no_wrap=True, overflow="ellipsis"))
+    return lines
 
 
 def _subscribers(status: Status) -> Table:
@@ -158,7 +181,7 @@ def _commands(status: Status) -> Table:
 def _table(*headers: str) -> Table:
     table = Table(box=None, pad_edge=False, expand=False, header_style="bold")
     for header in headers:
-        table.add_column(header, no_wrap=header != "state", overflow="ellipsis")
+        table.add_column(header, no_wrap=True, overflow="ellipsis")
     return table
 
 

@@ -9,6 +9,7 @@ from edgeguardd.cli.statusdoc import EndedCommand, TargetRow
 from edgeguardd.core.text import printable
 
 MAX_CELL_CHARS = 60
+LEAST_RATE_BYTES_PER_S = 4096
 
 
 def name(text: str | None, max_chars: int = MAX_CELL_CHARS) -> str:
@@ -26,6 +27,13 @@ def size(size_bytes: float | None) -> str:
             return f"{sign}{rest:.0f}{unit}" if unit == "B" else f"{sign}{rest:.1f}{unit}"
         rest /= 1024
     return f"{sign}{rest:.1f}T"
+
+
+def rate(bytes_per_s: float | None) -> str:
+    """Growth, with its sign; less than a page or so a second is a smoothed average coming to rest, and no growth."""
+    if bytes_per_s is None:
+        return "-"
+    return "0" if abs(bytes_per_s) < LEAST_RATE_BYTES_PER_S else f"{size(bytes_per_s)}/s"
 
 
 def span(seconds: float | None) -> str:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import cast
 
 from edgeguardd.client.answers import Admission, Answer, answer_of, answer_of_failure
-from edgeguardd.client.guard import CONNECT_S, Guard, admission_of, log, unasked
+from edgeguardd.client.guard import CONNECT_S, Guard, admission_of, log, unasked, why_of
 from edgeguardd.client.orders import Lane, Order, OrderQueue, lane_of
 from edgeguardd.client.session import ClientEvent
 from edgeguardd.core import wire
@@ -75,6 +75,7 @@ class AsyncSubscriber(Guard):
         waiting: int | None = None,
         batch_limit: int | None = None,
         bytes_per_token: int | None = None,
+        bytes_per_request: int | None = None,
     ) -> None:
         """Tell figures that have changed. Cheap: at most ten lines a second are sent, with the latest of each.
 
@@ -88,6 +89,7 @@ class AsyncSubscriber(Guard):
                 "waiting": waiting,
                 "batch_limit": batch_limit,
                 "bytes_per_token": bytes_per_token,
+                "bytes_per_request": bytes_per_request,
             }
         )
         self.pump()
@@ -119,6 +121,7 @@ class AsyncSubscriber(Guard):
             line = None
         finally:
             self._waiters.pop(request, None)
+            self._session.withdraw(request)
         if line is None:
             return unasked(request, default_when_unreachable, f"edgeguardd did not answer in {timeout_s:g} s")
         return admission_of(line)
@@ -133,7 +136,12 @@ class AsyncSubscriber(Guard):
     async def _run(self) -> None:
         try:
             while True:
-                self._tell_away(await self._live_once())
+                try:
+                    why = await self._live_once()
+                except Exception as defect:  # it must not leave the server restricted for ever (ADR 7)
+                    log.exception("the connection has ended by a defect of the client")
+                    why = repr(defect)
+                self._tell_away(why)
                 await asyncio.sleep(self._backoff.wait_s())
         finally:
             if self._timer is not None:
@@ -149,7 +157,7 @@ class AsyncSubscriber(Guard):
             async with asyncio.timeout(CONNECT_S):
                 transport, _ = await loop.create_unix_connection(lambda: link, self.path)
         except OSError as error:
-            return str(error) or "it does not take connections"
+            return why_of(error)
         try:
             return await link.lost
         finally:
@@ -163,6 +171,8 @@ class AsyncSubscriber(Guard):
 
     def linked(self, transport: asyncio.Transport) -> None:
         """The link is there."""
+        # High water at zero: what waits is kept in the session, where figures are merged and questions withdrawn.
+        transport.set_write_buffer_limits(high=0)
         self._transport = transport
         self._session.connected(time.monotonic())
         self.pump()
@@ -178,18 +188,24 @@ class AsyncSubscriber(Guard):
             return
         now = time.monotonic()
         self._take_in(self._session.tick(now))
+        blocked = False
         if self._transport is not None:
             if self._session.is_silent(now):
                 self._transport.abort()
                 return
-            output = self._session.take_output(now)
-            if output and not self._transport.is_closing():
+            if not self._is_blocked() and (output := self._session.take_output(now)):
                 self._transport.write(output)
+            blocked = self._is_blocked()
         if self._timer is not None:
             self._timer.cancel()
-        due = self._session.due()
+        due = self._session.due(blocked=blocked)
         if due is not None:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, due - now), self.pump)
+
+    def _is_blocked(self) -> bool:
+        """Whether what was written last has yet to leave, or never will."""
+        transport = self._transport
+        return transport is not None and (transport.is_closing() or transport.get_write_buffer_size() > 0)
 
     # Events and orders
 
@@ -284,6 +300,9 @@ class _Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._guard.received(data)
 
+    def resume_writing(self) -> None:
+        self._guard.pump()
+
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.lost.done():
-            self.lost.set_result(str(exc) if exc else "it ended the connection")
+            self.lost.set_result(why_of(exc) if isinstance(exc, OSError) else "it ended the connection")

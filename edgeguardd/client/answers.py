@@ -12,6 +12,7 @@ from edgeguardd.core.model import AckEffect, AckStatus
 
 # Of an exception's text; wire.MAX_TEXT_CHARS is more, but a log line should stay one line.
 MAX_MESSAGE_CHARS = 500
+MAX_BYTES = 2**63 - 1  # the most that the protocol can say
 
 
 class Released:
@@ -20,7 +21,7 @@ class Released:
     __slots__ = ("bytes",)
 
     def __init__(self, bytes: SupportsIndex) -> None:  # noqa: A002 - reads as Released(bytes=…)
-        self.bytes = max(0, operator.index(bytes))
+        self.bytes = min(max(0, operator.index(bytes)), MAX_BYTES)
 
 
 class Logical:

@@ -1,15 +1,15 @@
 """The client for threaded servers: one thread for the socket, and one for each lane of handlers that is in use.
 
-Must not: import asyncio; call an application's function while holding the lock. Upstream: guard, session, lanethread.
-Downstream: applications.
+Must not: import asyncio; call an application's function while holding the lock. Upstream: guard, session, lanethread,
+wakeup. Downstream: applications.
 
 All access to the session is under one lock. Other threads put their lines into the session and wake the socket's thread
 through an eventfd. Start after a fork, not before it: threads do not survive one.
 """
 
+import contextlib
 import inspect
-import os
-import select
+import math
 import socket
 import threading
 import time
@@ -17,11 +17,12 @@ from collections.abc import Iterable
 from types import TracebackType
 
 from edgeguardd.client.answers import Admission, Answer, answer_of, answer_of_failure
-from edgeguardd.client.guard import CONNECT_S, READ_BYTES, Guard, admission_of, log, unasked
+from edgeguardd.client.guard import CONNECT_S, READ_BYTES, Guard, admission_of, log, unasked, why_of
 from edgeguardd.client.handlers import Handler
 from edgeguardd.client.lanethread import LaneThread
 from edgeguardd.client.orders import Lane, Order, lane_of
 from edgeguardd.client.session import ClientEvent
+from edgeguardd.client.wakeup import Wakeup
 from edgeguardd.core import wire
 from edgeguardd.core.model import AckStatus, Command
 
@@ -29,7 +30,6 @@ from edgeguardd.core.model import AckStatus, Command
 JOIN_S = 2.0
 # How long lines that are ready may take to leave at the end.
 FLUSH_S = 0.5
-_NO_FD = -1
 
 
 class Subscriber(Guard):
@@ -44,16 +44,25 @@ class Subscriber(Guard):
         self._lanes = {lane: LaneThread(lane, self._carry_out) for lane in Lane}
         self._waiters: dict[str, _Waiter] = {}
         self._thread: threading.Thread | None = None
-        self._wake_fd = _NO_FD
+        self._io_thread = 0
+        self._wakeup = Wakeup()
         self._stopping = False
 
     # Life
 
     def start(self) -> None:
-        """Connect and stay connected, in the background. Raises ValueError for handlers that cannot work together."""
+        """Connect and stay connected, in the background.
+
+        Raises ValueError for handlers that cannot work together, RuntimeError when no thread can be had.
+        """
         self._begin()
-        self._thread = threading.Thread(target=self._run, name="edgeguardd-client", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="edgeguardd-client", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            self._end()
+            raise
+        self._thread = thread
 
     def run_forever(self) -> None:
         """Connect and stay connected until close() is called elsewhere. Raises as start() does."""
@@ -63,7 +72,7 @@ class Subscriber(Guard):
     def close(self) -> None:
         """Leave. What the daemon has restricted stays as it is: whoever closes decides."""
         self._stopping = True
-        self._wake()
+        self._wakeup.wake()
         ours = [lane.thread for lane in self._lanes.values()]
         if self._thread is not None and threading.current_thread() not in (self._thread, *ours):
             self._thread.join(JOIN_S)
@@ -86,6 +95,7 @@ class Subscriber(Guard):
         waiting: int | None = None,
         batch_limit: int | None = None,
         bytes_per_token: int | None = None,
+        bytes_per_request: int | None = None,
     ) -> None:
         """Tell figures that have changed. Cheap: at most ten lines a second are sent, with the latest of each.
 
@@ -100,9 +110,10 @@ class Subscriber(Guard):
                     "waiting": waiting,
                     "batch_limit": batch_limit,
                     "bytes_per_token": bytes_per_token,
+                    "bytes_per_request": bytes_per_request,
                 }
             )
-            self._wake()
+            self._wakeup.wake()
 
     def admit(
         self,
@@ -115,19 +126,24 @@ class Subscriber(Guard):
         """Ask whether a request of this size may be taken. Hand the answer's id to finished() when it is done.
 
         Without an answer within timeout_s, or without a daemon, the default counts: a guard that is away must not
-        stop the server.
+        stop the server. So it does in on_event, whose thread is the one that would bring the answer.
         """
         waiter = _Waiter()
         with self._lock:
             request = self._next_request()
             if not self._session.welcomed:
                 return unasked(request, default_when_unreachable, "edgeguardd is not connected")
+            if threading.get_ident() == self._io_thread:
+                return unasked(request, default_when_unreachable, "on_event cannot wait for an answer")
             self._waiters[request] = waiter
             self._session.ask(request, size_bytes, tokens)
-            self._wake()
-        waiter.answered.wait(timeout_s)
-        with self._lock:
-            self._waiters.pop(request, None)
+            self._wakeup.wake()
+        try:
+            waiter.answered.wait(min(timeout_s, threading.TIMEOUT_MAX))
+        finally:
+            with self._lock:
+                self._waiters.pop(request, None)
+                self._session.withdraw(request)
         if waiter.line is None:
             return unasked(request, default_when_unreachable, f"edgeguardd did not answer in {timeout_s:g} s")
         return admission_of(waiter.line)
@@ -136,7 +152,7 @@ class Subscriber(Guard):
         """An admitted request is done: the memory promised to it is free for others."""
         with self._lock:
             self._session.finish(request)
-            self._wake()
+            self._wakeup.wake()
 
     # The socket's thread
 
@@ -148,20 +164,42 @@ class Subscriber(Guard):
         if self._sealed:
             raise RuntimeError("cannot start twice: make another Subscriber")
         self._seal()
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakeup.open()
+        try:
+            for lane in {lane_of(action) for action in self._handlers.supported()}:
+                self._lanes[lane].start()
+        except RuntimeError:
+            self._end()
+            raise
 
     def _run(self) -> None:
+        self._io_thread = threading.get_ident()
         try:
             while not self._stopping:
-                self._tell_away(self._live_once())
-                self._rest(self._backoff.wait_s())
+                try:
+                    self._live_and_rest()
+                except Exception:  # nothing may end this thread: the server would stay restricted for ever (ADR 7)
+                    with contextlib.suppress(Exception):  # the application's logging may be what fails
+                        log.exception("the client has a defect; it goes on")
+                    time.sleep(self._backoff.wait_s())
         finally:
-            self._stopping = True
-            for lane in self._lanes.values():
-                lane.stop(JOIN_S)
-            with self._lock:
-                os.close(self._wake_fd)
-                self._wake_fd = _NO_FD
+            self._end()
+
+    def _end(self) -> None:
+        self._stopping = True
+        for lane in self._lanes.values():
+            lane.stop(JOIN_S)
+        self._wakeup.close()
+
+    def _live_and_rest(self) -> None:
+        try:
+            why = self._live_once()
+        except Exception as defect:  # the rest is to come all the same: it lifts what an absent daemon restricted
+            log.exception("the connection has ended by a defect of the client")
+            why = repr(defect)
+        if not self._stopping:
+            self._tell_away(why)
+            self._rest(self._backoff.wait_s())
 
     def _live_once(self) -> str:
         """One connection, from connect to its end. Returns why it ended."""
@@ -172,7 +210,7 @@ class Subscriber(Guard):
                 sock.setblocking(False)
                 return self._converse(sock)
             except OSError as error:
-                return str(error)
+                return why_of(error)
             finally:
                 with self._lock:
                     self._session.disconnected(time.monotonic())
@@ -189,14 +227,17 @@ class Subscriber(Guard):
                 events = self._session.tick(now)
                 silent = self._session.is_silent(now)
             self._take_in(events)
-            with self._lock:
-                unsent += self._session.take_output(now)
             if silent:
                 return "it does not answer"
             if self._stopping:
+                with self._lock:
+                    unsent += self._session.take_output(now)
                 sock.settimeout(FLUSH_S)
                 sock.sendall(unsent)
                 return "we left"
+            if not unsent:
+                with self._lock:
+                    unsent = self._session.take_output(now)
             unsent = _send_some(sock, unsent)
             if self._wait(sock, writing=bool(unsent)):
                 received = sock.recv(READ_BYTES)
@@ -215,24 +256,12 @@ class Subscriber(Guard):
             self._take_in(events)
             self._wait(None, until=until)
 
-    def _wait(self, sock: socket.socket | None, *, writing: bool = False, until: float | None = None) -> bool:
+    def _wait(self, sock: socket.socket | None, *, writing: bool = False, until: float = math.inf) -> bool:
         """Wait for the socket, another thread, or the session's next time. Whether there is something to read."""
         with self._lock:
-            times = [time_s for time_s in (self._session.due(), until) if time_s is not None]
-        poller = select.poll()
-        poller.register(self._wake_fd, select.POLLIN)
-        if sock is not None:
-            poller.register(sock, select.POLLIN | (select.POLLOUT if writing else 0))
-        timeout_ms = None if not times else max(0.0, min(times) - time.monotonic()) * 1000 + 1
-        ready = dict(poller.poll(timeout_ms))
-        if self._wake_fd in ready:
-            os.eventfd_read(self._wake_fd)
-        return sock is not None and bool(ready.get(sock.fileno(), 0) & ~select.POLLOUT)
-
-    def _wake(self) -> None:
-        with self._lock:
-            if self._wake_fd != _NO_FD:
-                os.eventfd_write(self._wake_fd, 1)
+            due = self._session.due(blocked=writing)
+        next_s = until if due is None else min(due, until)
+        return self._wakeup.wait(next_s - time.monotonic(), sock, writing=writing)
 
     # Events and orders
 
@@ -271,11 +300,11 @@ class Subscriber(Guard):
         """In a lane's thread: accept, call the handler, ack."""
         with self._lock:
             self._session.begin(order)
-            self._wake()
+            self._wakeup.wake()
         answer = self._call(order.command)
         with self._lock:
             further = self._session.complete(order, answer)
-            self._wake()
+            self._wakeup.wake()
         self._queue(further)
 
     def _call(self, command: Command) -> Answer:
@@ -284,7 +313,7 @@ class Subscriber(Guard):
             return Answer(AckStatus.UNSUPPORTED)
         try:
             result = handler(command)
-        except (Exception, SystemExit) as error:  # whatever an application raises is its answer to this command
+        except BaseException as error:  # whatever it raises is its answer: nobody above in this thread wants it
             log.warning("the handler of %s failed", command.action, exc_info=True)
             return answer_of_failure(error)
         if inspect.iscoroutine(result):

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from edgeguardd.client.answers import Admission
 from edgeguardd.client.backoff import Backoff
+from edgeguardd.client.checks import checked_lost_after, checked_name, checked_path, checked_role, checked_target
 from edgeguardd.client.handlers import Handler, Handlers
 from edgeguardd.client.session import LOST_AFTER_S, ClientEvent, ClientSession
 from edgeguardd.core import wire
@@ -29,7 +30,7 @@ H = TypeVar("H", bound=Handler)
 
 
 class Guard:
-    """One subscriber of a daemon.
+    """One subscriber of a daemon. Raises ValueError for what the daemon would never let in.
 
     name          what logs and status call this server
     path          the daemon's socket; default: $EDGEGUARDD_SOCKET, else /run/edgeguardd/edgeguardd.sock
@@ -45,20 +46,27 @@ class Guard:
         self,
         name: str,
         *,
-        path: str | None = None,
+        path: str | os.PathLike[str] | None = None,
         target: str | None = "self",
-        role: Role = Role.INFERENCE,
+        role: Role | str = Role.INFERENCE,
         handlers: Mapping[str, Handler] | None = None,
         lost_after_s: float | None = LOST_AFTER_S,
         on_event: Callable[[ClientEvent], None] | None = None,
     ) -> None:
-        self.path = path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
+        self.path = checked_path(path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH)
         self._handlers = Handlers(handlers or {})
-        self._session = ClientSession(name, target, role, lost_after_s=lost_after_s, now=time.monotonic())
+        self._session = ClientSession(
+            checked_name(name),
+            checked_target(target),
+            checked_role(role),
+            lost_after_s=checked_lost_after(lost_after_s),
+            now=time.monotonic(),
+        )
         self._backoff = Backoff(random.random)
         self._on_event = on_event
         self._sealed = False
-        self._away_said = False
+        self._said: str | None = None  # what was last logged of an absent daemon; None: it is there
+        self._parting: str | None = None
         self._request_prefix = os.urandom(4).hex()
         self._requests = 0
         self._prepare()
@@ -89,7 +97,10 @@ class Guard:
 
     @property
     def level(self) -> Level:
-        """The target's level as last heard; normal when the daemon has been away for lost_after_s."""
+        """The target's level as last heard; normal when the daemon has been away for lost_after_s.
+
+        Levels compare as numbers and print as words: guard.level >= Level.HIGH, print(guard.level).
+        """
         return self._session.level
 
     @property
@@ -135,25 +146,39 @@ class Guard:
         match event:
             case wire.WelcomeLine():
                 self._backoff.reset()
-                self._away_said = False
+                self._said = None
                 log.info("connected to edgeguardd at %s as %s", self.path, self._session.name)
+            case wire.ErrorLine() if wire.closes(event.code):
+                self._parting = f"it refused us as {self._session.name}: {event.message} ({event.code})"
             case wire.ErrorLine():
                 log.warning("edgeguardd says %s: %s", event.code, event.message)
             case wire.Bye():
-                log.info("edgeguardd says bye: %s", event.reason)
+                # After an error that ends the connection it only repeats that.
+                self._parting = self._parting or f"it said bye: {event.reason}"
             case _:
                 pass
         if self._on_event is not None:
             try:
                 self._on_event(event)
-            except Exception:  # the application's function must not end the subscription
+            except (Exception, SystemExit):  # the application's function must not end the subscription
                 log.exception("on_event failed")
 
-    def _tell_away(self, why: object) -> None:
-        """Log an absent daemon, once until it is back."""
-        if not self._away_said:
-            self._away_said = True
+    def _tell_away(self, why: str) -> None:
+        """Log that there is no connection, once until there is one: what the daemon said at the end, if it did."""
+        parting, self._parting = self._parting, None
+        said = "away" if parting is None else parting
+        if said == self._said:
+            return
+        self._said = said
+        if parting is None:
             log.warning("cannot reach edgeguardd at %s: %s; trying again until it is there", self.path, why)
+        else:
+            log.warning("no connection to edgeguardd at %s: %s; trying again until it lets us in", self.path, parting)
+
+
+def why_of(error: OSError) -> str:
+    """What the system says of a connection that cannot be had or has ended, within a sentence."""
+    return os.strerror(error.errno).lower() if error.errno else str(error) or "it does not take connections"
 
 
 def unasked(request: str, granted: bool, why: str) -> Admission:

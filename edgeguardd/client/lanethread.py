@@ -3,14 +3,20 @@
 Must not: know the session. Upstream: orders. Downstream: blocking.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 
 from edgeguardd.client.orders import Lane, Order, OrderQueue
 
+log = logging.getLogger("edgeguardd.client")
+
 
 class LaneThread:
-    """Starts its thread with the first order, so that a server that only trims has one thread less."""
+    """Takes orders from `start` on. A lane without handlers need not be started, which saves its thread.
+
+    The thread is there before the first order: when memory or the number of tasks is at its limit, none can be made.
+    """
 
     def __init__(self, lane: Lane, carry_out: Callable[[Order], None]) -> None:
         self._name = f"edgeguardd-{lane.value}"
@@ -20,14 +26,17 @@ class LaneThread:
         self.thread: threading.Thread | None = None
         self._stopping = False
 
+    def start(self) -> None:
+        """Make the thread. Raises RuntimeError when none can be had."""
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        thread.start()
+        self.thread = thread
+
     def put(self, orders: Iterable[Order]) -> None:
         """Queue orders, all before the next one is taken, so that later ones can replace earlier ones."""
         with self._changed:
             for order in orders:
                 self._queue.put(order)
-            if self.thread is None and not self._stopping:
-                self.thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self.thread.start()
             self._changed.notify()
 
     def clear(self) -> None:
@@ -51,4 +60,7 @@ class LaneThread:
                 order = self._queue.take()
                 if self._stopping or order is None:
                     return
-            self._carry_out(order)
+            try:
+                self._carry_out(order)
+            except Exception:  # a defect of ours: the orders after this one are to be carried out all the same
+                log.exception("cannot carry out %s", order.command.action)

@@ -10,8 +10,6 @@ from edgeguardd.core.wire import MAX_FINISHED, ReportLine
 # Far below the daemon's limit on lines, far above what changes faster than memory does.
 INTERVAL_S = 0.1
 
-FIGURES = ("static_bytes", "kv_bytes", "running", "waiting", "batch_limit", "bytes_per_token")
-
 
 class Reporter:
     """Holds what was last said of each figure, what of it is unsent, and the requests that have finished since."""

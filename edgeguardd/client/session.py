@@ -1,6 +1,6 @@
 """The client's side of the protocol without I/O: bytes in, events out; calls in, bytes out; time is handed in.
 
-Must not: open sockets, sleep, run handlers. Upstream: core.wire, core.lines, orders, reporter.
+Must not: open sockets, sleep, run handlers. Upstream: core.wire, core.lines, orders, reporter, questions.
 Downstream: blocking, aio, edgeguardctl.
 
 A shell around it does five things: `connected` and `disconnected` when the link comes and goes, `receive` what was
@@ -15,6 +15,7 @@ import msgspec
 
 from edgeguardd.client.answers import Answer
 from edgeguardd.client.orders import Order
+from edgeguardd.client.questions import Questions
 from edgeguardd.client.reporter import Reporter
 from edgeguardd.core import wire
 from edgeguardd.core.lines import LineBuffer
@@ -27,6 +28,9 @@ LIFT_AGAIN_S = 5.0
 WELCOME_S = 10.0
 SILENT_HEARTBEATS = 3
 LOST_AFTER_S = 30.0
+# What a welcome may say of its heartbeat, as [socket] heartbeat may; anything else is taken for the nearer end.
+LEAST_HEARTBEAT_S = 0.1
+MOST_HEARTBEAT_S = 3600.0
 # The deadline of what the client asks of itself; nobody measures it.
 _OWN_DEADLINE_S = 30.0
 
@@ -63,6 +67,7 @@ class ClientSession:
         self.bad_lines = 0
         self.last_error: wire.ErrorLine | None = None
         self._reporter = Reporter()
+        self._questions = Questions()
         self._linked = False
         self._lines = LineBuffer()
         self._output: list[bytes] = []
@@ -97,6 +102,7 @@ class ClientSession:
         self._linked = False
         self.welcomed = False
         self._output.clear()
+        self._questions.clear()
 
     def receive(self, data: bytes, now: float) -> list[ClientEvent]:
         """What was read, as events in order. Lines that cannot be understood are counted and passed over."""
@@ -114,22 +120,31 @@ class ClientSession:
                 self.bad_lines += 1
 
     def take_output(self, now: float) -> bytes:
-        """What is to be sent now."""
+        """What is to be sent now: acks first, then figures, then as many questions as may be on their way.
+
+        Take it only when all that was taken before has left: what waits here can still be merged or withdrawn.
+        """
         if self.welcomed:
-            self._output += [wire.encode(line) for line in self._reporter.take(now)]
+            self._output += map(wire.encode, self._reporter.take(now))
+            self._output += map(wire.encode, self._questions.take(now))
         output = b"".join(self._output)
         self._output.clear()
         return output
 
     # Time
 
-    def due(self) -> float | None:
-        """When `tick` and `take_output` want to be called next, whatever else happens; None: not by itself."""
+    def due(self, *, blocked: bool = False) -> float | None:
+        """When `tick` and `take_output` want to be called next, whatever else happens; None: not by itself.
+
+        blocked: the socket takes nothing now, so that nothing is due for being sent.
+        """
         times = [self._lift_at]
         if self._linked:
             times.append(self._silent_at())
         if self.welcomed:
-            times += [self._pinged_at + self._heartbeat_s, self._reporter.due()]
+            times.append(self._pinged_at + self._heartbeat_s)
+            if not blocked:
+                times += [self._reporter.due(), self._questions.due()]
         return min((time for time in times if time is not None), default=None)
 
     def is_silent(self, now: float) -> bool:
@@ -154,7 +169,12 @@ class ClientSession:
 
     def ask(self, request: str, size_bytes: int | None, tokens: int | None) -> None:
         """Ask whether a request may be taken. Goes nowhere when not welcomed."""
-        self._send(wire.Admit(id=request, bytes=size_bytes, tokens=tokens))
+        if self.welcomed:
+            self._questions.ask(wire.Admit(id=request, bytes=size_bytes, tokens=tokens))
+
+    def withdraw(self, request: str) -> None:
+        """Nobody waits for the answer any more."""
+        self._questions.withdraw(request)
 
     def report(self, figures: dict[str, int | None]) -> None:
         """Tell figures of wire.ReportLine; they are told again after a reconnect. Raises as Reporter.report does."""
@@ -193,7 +213,9 @@ class ClientSession:
             case wire.Ping():
                 self._output.append(wire.encode(wire.Pong(id=message.id)))
                 return []
-            case wire.Pong() | wire.Admission() | wire.Bye():
+            case wire.Admission():
+                self._questions.answered(message.id)
+            case wire.Pong() | wire.Bye():
                 pass
         return [message]
 
@@ -202,7 +224,7 @@ class ClientSession:
         self._lift_at = None
         self.epoch = line.epoch
         self.level = self._level(line.level)
-        self._heartbeat_s = max(0.1, line.heartbeat_s)
+        self._heartbeat_s = min(max(LEAST_HEARTBEAT_S, line.heartbeat_s), MOST_HEARTBEAT_S)
         self._reporter.begin_again()
         self.wanted = InForce(line.max_batch_ratio, line.accept_requests, line.model_loaded)
         return self._bridge("in force when the daemon let us in")

@@ -7,7 +7,7 @@ docs/reference/config.md. Figures without a source are judgements, to be replace
 
 from msgspec import Struct
 
-from edgeguardd.core.model import Action, Level
+from edgeguardd.core.model import Action, LastResort, Level
 
 
 class Mark(Struct, frozen=True):
@@ -54,6 +54,33 @@ class Ladder(Struct, frozen=True):
         return ((), self.elevated, self.high, self.critical, self.emergency)[level]
 
 
+class LastResortStep(Struct, frozen=True):
+    """One thing the daemon may do itself. `signal` is for signal, `unit` for restart, max_freeze_s for freeze.
+
+    restart without `unit` takes the target's own unit; a target that is not named by unit then cannot be restarted.
+    """
+
+    action: LastResort
+    hold_off_s: float = 60.0
+    signal: str = "SIGTERM"
+    unit: str | None = None
+    # A frozen server answers nobody: long enough for others to finish, short of most clients' time-outs.
+    max_freeze_s: float = 10.0
+
+
+class LastResorts(Struct, frozen=True):
+    """Per level, what is tried in order when nobody answers or nothing helps. Default: nothing, said loudly."""
+
+    elevated: tuple[LastResortStep, ...] = ()
+    high: tuple[LastResortStep, ...] = ()
+    critical: tuple[LastResortStep, ...] = ()
+    emergency: tuple[LastResortStep, ...] = ()
+
+    def steps(self, level: Level) -> tuple[LastResortStep, ...]:
+        """The steps of one level."""
+        return ((), self.elevated, self.high, self.critical, self.emergency)[level]
+
+
 class Policy(Struct, frozen=True):
     """How one target is judged and what is asked of its subscribers."""
 
@@ -69,7 +96,26 @@ class Policy(Struct, frozen=True):
     # A trim that helped has shown in the samples by then.
     repeat_s: float = 2.0
     static_bytes: int | None = None
+    # How long needed bytes have to stand still before their minimum is taken as what the server holds at rest.
+    settle_s: float = 10.0
+    # A trim is asked for so long before the limit as trims of this target have been measured to take, within these.
+    lead_floor_s: float = 0.5
+    lead_ceiling_s: float = 30.0
+    # Evicted pages that come back, as a share of the limit a second: a server reading its own weights again.
+    thrash_ratio_per_s: float = 0.02
+    # Share of time in which some task waits for memory.
+    psi_ratio: float = 0.10
+    # `high` counting for so long without needed bytes falling is a livelock: a public report ran for 90 minutes.
+    livelock_s: float = 3.0
+    # memory.high is lifted for the length of a trim to at most high + allowance, and stays this far below memory.max.
+    relief: bool = True
+    relief_allowance_ratio: float = 0.25
+    relief_reserve_ratio: float = 0.02
+    # Among several targets the lowest priority is asked first; none is asked to go below its floor.
+    priority: int = 0
+    floor_bytes: int = 0
     ladder: Ladder = Ladder()
+    last_resort: LastResorts = LastResorts()
 
 
 class TargetSpec(Struct, frozen=True):
@@ -125,6 +171,42 @@ class LogConfig(Struct, frozen=True):
     level: str = "info"
 
 
+class DeviceSpec(Struct, frozen=True):
+    """One [[machine.device]]: memory outside the cgroups' accounts. kind: nvml, nvmap or file.
+
+    file reads two numbers, used and total bytes, from `path`; nvml takes the card `index`.
+    """
+
+    name: str
+    kind: str
+    path: str | None = None
+    index: int = 0
+    elevated_ratio: float = 0.80
+    high_ratio: float = 0.90
+    critical_ratio: float = 0.96
+
+
+class MachineConfig(Struct, frozen=True):
+    """The whole machine as a domain of its own: marks on the share of RAM that is still available."""
+
+    enabled: bool = True
+    elevated_ratio: float = 0.15
+    high_ratio: float = 0.08
+    critical_ratio: float = 0.04
+    # Without swap reclaim has nowhere to go, so that the marks above count alone; with it the share below counts too.
+    swap_free_ratio: float = 0.10
+    psi_ratio: float = 0.20
+    sample_s: float = 1.0
+    devices: tuple[DeviceSpec, ...] = ()
+
+
+class RecorderConfig(Struct, frozen=True):
+    """The flight recorder: a ring of files in the state directory, together at most max_bytes."""
+
+    enabled: bool = True
+    max_bytes: int = 16 << 20
+
+
 class Config(Struct, frozen=True):
     """Everything. `self_targets` lets a subscriber have its own cgroup guarded without any configuration."""
 
@@ -132,6 +214,10 @@ class Config(Struct, frozen=True):
     http: HttpConfig = HttpConfig()
     sampling: SamplingConfig = SamplingConfig()
     log: LogConfig = LogConfig()
+    machine: MachineConfig = MachineConfig()
+    recorder: RecorderConfig = RecorderConfig()
+    # Lifted limits are written here before they are lifted; systemd's StateDirectory= makes it.
+    state_directory: str = "/var/lib/edgeguardd"
     defaults: Policy = Policy()
     targets: tuple[TargetSpec, ...] = ()
     self_targets: bool = True

@@ -1,15 +1,29 @@
 """What must hold between configuration values, and what is allowed but worth a warning.
 
-Must not: parse TOML or know lines; a finding names the keys it is about and configparse finds their line.
-Upstream: config. Downstream: configparse, `edgeguardctl check-config`.
+Must not: parse TOML or know lines; a finding names the keys it is about and configreader finds their line.
+Upstream: config. Downstream: configreader, `edgeguardctl check-config`.
 """
 
 from itertools import combinations, pairwise
 
+import msgspec
 from msgspec import Struct
 
-from edgeguardd.core.config import Config, Ladder, Mark, Policy, SamplingConfig, Step, TargetSpec
-from edgeguardd.core.model import Action
+from edgeguardd.core.config import (
+    Config,
+    DeviceSpec,
+    Ladder,
+    LastResorts,
+    LastResortStep,
+    MachineConfig,
+    Mark,
+    Policy,
+    SamplingConfig,
+    Step,
+    TargetSpec,
+)
+from edgeguardd.core.configplaces import shared_places
+from edgeguardd.core.model import Action, LastResort
 
 LEVELS = ("elevated", "high", "critical", "emergency")
 _MARKS = LEVELS[:3]
@@ -24,7 +38,7 @@ class Finding(Struct, frozen=True):
 
 
 def policy_findings(policy: Policy) -> list[Finding]:
-    """Faults between the keys of one policy, its ladder excepted."""
+    """Faults between the keys of one policy, its steps excepted."""
     found = [
         Finding((lower, upper), f"level {lower} begins at {_mark(a)} and levels must rise; {_rise_remedy(b)}")
         for lower, upper in combinations(_MARKS, 2)
@@ -38,6 +52,12 @@ def policy_findings(policy: Policy) -> list[Finding]:
                 f"no level could ever fall, as the lowest mark is {lowest:g}; write a share below that",
             )
         )
+    if policy.lead_floor_s >= policy.lead_ceiling_s:
+        why = (
+            f"the lead time lies between lead_floor, {policy.lead_floor_s:g} s, and lead_ceiling, "
+            f"{policy.lead_ceiling_s:g} s, which are the wrong way round; write a floor below the ceiling"
+        )
+        found.append(Finding(("lead_floor", "lead_ceiling"), why))
     return found
 
 
@@ -60,6 +80,65 @@ def ladder_findings(ladder: Ladder) -> list[Finding]:
                     f"{after.max_batch_ratio}; write at most as much"
                 )
                 found.append(Finding((lower, upper), why))
+    return found
+
+
+def resort_findings(resorts: LastResorts) -> list[Finding]:
+    """Faults within the steps of one level: the same thing twice, a freeze that never ends."""
+    found = []
+    for level in LEVELS:
+        steps: tuple[LastResortStep, ...] = getattr(resorts, level)
+        what = [msgspec.structs.replace(step, hold_off_s=1.0) for step in steps]
+        found += [
+            Finding((level,), f"the same {step.action} stands there twice; leave one out")
+            for number, step in enumerate(what)
+            if step in what[:number]
+        ]
+        found += [
+            Finding(
+                (level,), f"after {step.hold_off_s:g} s it would freeze again what is frozen; write a longer hold_off"
+            )
+            for step in steps
+            if step.action is LastResort.FREEZE and step.hold_off_s <= step.max_freeze_s
+        ]
+    return found
+
+
+def restarts_of_nothing(spec: TargetSpec) -> list[str]:
+    """The levels whose last resort restarts the target's own unit, where it has none that can be restarted."""
+    if spec.unit is not None and spec.unit.endswith(".service"):
+        return []
+    return [level for level in LEVELS if _restarts_own_unit(spec.policy.last_resort, level)]
+
+
+def machine_findings(machine: MachineConfig) -> list[Finding]:
+    """Faults between the marks of the machine, which are shares still available: the worse the level, the less."""
+    shares = {key: getattr(machine, f"{key}_ratio") for key in _MARKS}
+    return [
+        Finding(
+            (lower, upper),
+            f"level {lower} begins at {shares[lower]:g} available and levels must rise; write a smaller share",
+        )
+        for lower, upper in pairwise(_MARKS)
+        if shares[lower] <= shares[upper]
+    ]
+
+
+def device_findings(device: DeviceSpec) -> list[Finding]:
+    """Faults between the keys of one device."""
+    shares = {key: getattr(device, f"{key}_ratio") for key in _MARKS}
+    found = [
+        Finding(
+            (lower, upper),
+            f"level {lower} begins at {shares[lower]:g} in use and levels must rise; write a larger share",
+        )
+        for lower, upper in pairwise(_MARKS)
+        if shares[lower] >= shares[upper]
+    ]
+    if device.kind != "file" and device.path is not None:
+        found.append(Finding(("path",), f"it is for kind file alone, and this is {device.kind}; leave it out"))
+    if device.kind != "nvml" and device.index:
+        found.append(Finding(("index",), f"it is for kind nvml alone, and this is {device.kind}; leave it out"))
     return found
 
 
@@ -86,17 +165,19 @@ def warnings(config: Config) -> list[str]:
         for spec in config.targets
         if not any(getattr(spec.policy.ladder, level) for level in LEVELS)
     ]
-    return found + _shared_places(config.targets)
+    if config.self_targets:
+        found += [
+            f"defaults.last_resort.{level} restarts the target's unit, and a cgroup guarded for its subscriber has none"
+            for level in LEVELS
+            if _restarts_own_unit(config.defaults.last_resort, level)
+        ]
+    if config.machine.devices and not config.machine.enabled:
+        found.append("machine.enabled is false, so that no device is read either")
+    return found + shared_places(config.targets)
 
 
-def _shared_places(targets: tuple[TargetSpec, ...]) -> list[str]:
-    found = []
-    first: dict[tuple[str | None, ...], str] = {}
-    for spec in targets:
-        name = first.setdefault((spec.path, spec.unit, spec.glob), spec.name)
-        if name != spec.name:
-            found.append(f'targets "{name}" and "{spec.name}" name the same cgroup; give it to one of them')
-    return found
+def _restarts_own_unit(resorts: LastResorts, level: str) -> bool:
+    return any(step.action is LastResort.RESTART and step.unit is None for step in getattr(resorts, level))
 
 
 def _rises(lower: Mark, upper: Mark) -> bool:

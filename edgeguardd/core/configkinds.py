@@ -18,10 +18,13 @@ from edgeguardd.core.text import printable
 T = TypeVar("T")
 
 MAX_SHOWN_CHARS = 60
+_QUOTE = '"'
 MAX_SIZE_BYTES = 2**63 - 1
 MAX_UID = 2**32 - 2  # 2^32 - 1 means "no user" to the kernel
 
-_SIZE = re.compile(r"(\d{1,19}(?:\.\d{1,9})?)\s*([KMGT]?)(?:iB|B)?", re.ASCII)
+# Upper case, as in systemd's parse_size() (src/basic/parse-util.c). "GB" and "gb" are refused: some mean base 1000.
+_SIZE = re.compile(r"(\d{1,19}(?:\.\d{1,9})?)\s*(?:([KMGT])(?:iB)?)?", re.ASCII)
+_NEARLY_SIZE = re.compile(r"(\d{1,19}(?:\.\d{1,9})?)\s*([KMGT]?)(?:i?B|bytes?)?", re.ASCII | re.IGNORECASE)
 _SIZE_UNITS: dict[str, int] = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DURATION = re.compile(r"(?:\d{1,12}(?:\.\d{1,9})?\s*(?:us|ms|s|min|h)\s*)+", re.ASCII)
 _DURATION_PART = re.compile(r"([\d.]+)\s*(us|ms|s|min|h)", re.ASCII)
@@ -68,13 +71,21 @@ def boolean() -> Kind:
     return Kind("true or false", parse, lambda value: "true" if value else "false")
 
 
+def switch(on: str, off: str) -> Kind:
+    """One of two words, for what may get more words than two one day."""
+    word = choice(on, off)
+    return Kind(word.accepts, lambda value: word.parse(value) == on, lambda value: quoted(on if value else off))
+
+
 def integer(low: int, high: int) -> Kind:
     """A whole number within bounds, both included."""
 
     def parse(value: object) -> int:
-        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
-            return value
-        raise ValueError(f"it must be a whole number; write one from {low} to {high}")
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"it must be a whole number; write one from {low} to {high}")  # noqa: TRY004 - as in text
+        if not low <= value <= high:
+            raise ValueError(f"it is out of bounds; write a whole number from {low} to {high}")
+        return value
 
     return Kind(f"a whole number from {low} to {high}", parse, str)
 
@@ -105,16 +116,20 @@ def text(accepts: str, check: Callable[[str], None]) -> Kind:
     return Kind(accepts, parse, quoted)
 
 
-def size() -> Kind:
-    """Bytes: a whole number, or a string with a unit of base 1024 as systemd writes it."""
+def size(low_bytes: int = 1) -> Kind:
+    """Bytes, at least low_bytes: a whole number, or a string with K, M, G, T or KiB, MiB, GiB, TiB, of base 1024."""
+    bounds = "above 0" if low_bytes == 1 else f"from {show_size(low_bytes).strip(_QUOTE)} on"
 
     def parse(value: object) -> int:
         bytes_ = _size_bytes(value)
-        if bytes_ is None or not 0 < bytes_ <= MAX_SIZE_BYTES:
-            raise ValueError('a size is above 0, in bytes or with K, M, G or T of base 1024; write "512M" or "1.5G"')
+        if bytes_ is None or not low_bytes <= bytes_ <= MAX_SIZE_BYTES:
+            raise ValueError(
+                f"a size is {bounds}, in bytes or with K, M, G or T (KiB, MiB, GiB, TiB) of base 1024; "
+                + (_size_remedy(value) if bytes_ is None else 'write "512M" or "1.5G"')
+            )
         return bytes_
 
-    return Kind('a size above 0: bytes, or "512M", "1.5G" (base 1024)', parse, show_size)
+    return Kind(f'a size {bounds}: bytes, or "512M", "1.5GiB" (base 1024)', parse, show_size)
 
 
 def duration(high_s: float, low_s: float = 0.0) -> Kind:
@@ -242,10 +257,16 @@ def _size_bytes(value: object) -> int | None:
     if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())):
         number, unit = found.groups()
         whole, _, fraction = number.partition(".")
-        scale = _SIZE_UNITS[unit]
+        scale = _SIZE_UNITS[unit or ""]
         tenths: int = 10 ** len(fraction)
         return int(whole) * scale + int(fraction or "0") * scale // tenths
     return None
+
+
+def _size_remedy(value: object) -> str:
+    if isinstance(value, str) and (found := _NEARLY_SIZE.fullmatch(value.strip())):
+        return f'write "{found[1]}{found[2].upper()}" if that is meant'
+    return 'write "512M" or "1.5G"'
 
 
 def _duration_s(value: object) -> float | None:

@@ -3,14 +3,17 @@
 Must not: look whether the thing exists. Upstream: nothing. Downstream: configtable.
 """
 
+import difflib
 import ipaddress
 import re
+import signal
 
 from edgeguardd.core.configkinds import quoted
 
 # sun_path holds 108 bytes with its closing NUL (unix(7)).
 MAX_SOCKET_PATH_BYTES = 107
 MAX_UNIT_CHARS = 255  # systemd's UNIT_NAME_MAX, less its closing NUL
+MAX_GID = 2**32 - 2  # 2^32 - 1 means "no group" to the kernel
 
 _UNIT = re.compile(
     r"(?:[A-Za-z0-9:_.-]|\\x[0-9a-f]{2})+(?:@(?:[A-Za-z0-9:_.-]|\\x[0-9a-f]{2})+)?\.(service|slice|scope)"
@@ -76,9 +79,31 @@ def check_name(name: str) -> None:
         raise ValueError("a name is 1 to 64 letters, digits and _ . : @ - and begins with a letter or digit; change it")
 
 
+def check_device(name: str) -> None:
+    """A device's name, in the log and metric labels."""
+    if not _NAME.fullmatch(name):
+        raise ValueError("a name is 1 to 64 letters, digits and _ . : @ - and begins with a letter or digit; change it")
+
+
+def check_service(unit: str) -> None:
+    """A systemd unit that can be restarted as one: slices only hold others, scopes are not systemd's to start."""
+    check_unit(unit)
+    if not unit.endswith(".service"):
+        raise ValueError("only a .service can be restarted; name the one that runs the server")
+
+
+def check_signal(name: str) -> None:
+    """A signal's name, as kill(1) lists it with SIG in front."""
+    known = list(signal.Signals.__members__)
+    if name in known:
+        return
+    near = difflib.get_close_matches(name[:20].upper(), known, n=1, cutoff=0.5)
+    raise ValueError(f'there is no such signal; write "{near[0] if near else "SIGTERM"}", as `kill -l` lists it')
+
+
 def check_group(group: str) -> None:
     """A group's name or number, as chown takes it."""
-    if not _GROUP.fullmatch(group):
+    if not _GROUP.fullmatch(group) or (group.isdigit() and int(group) > MAX_GID):
         raise ValueError('it is no name or number of a group; write one from /etc/group, such as "edgeguard"')
 
 

@@ -1,36 +1,28 @@
 """Every configuration key, one row each: the parser, the reference page and the example file all come from here.
 
-Must not: parse anything itself. Upstream: configkinds, config. Downstream: configparse, configtext, cli.reference.
-Defaults are not in the rows: they are those of the values in core.config.
+Must not: parse anything itself. Upstream: configrows, configpolicy, configkinds, config.
+Downstream: configreader, configtext, cli.reference. Defaults are not in the rows: they are those of the values in
+core.config.
 """
 
-import msgspec
-from msgspec import Struct
-
 from edgeguardd.core.config import (
-    UNLOAD_DEADLINE_S,
     Config,
+    DeviceSpec,
     HttpConfig,
-    Ladder,
     LogConfig,
-    Policy,
+    MachineConfig,
+    RecorderConfig,
     SamplingConfig,
     SocketConfig,
-    Step,
     TargetSpec,
 )
 from edgeguardd.core.configkinds import (
-    Kind,
     boolean,
     choice,
     duration,
     file_mode,
     integer,
-    mark,
-    quoted,
     share,
-    show_duration,
-    show_share,
     size,
     text,
     uids,
@@ -41,48 +33,26 @@ from edgeguardd.core.confignames import (
     check_address,
     check_cgroup_glob,
     check_cgroup_path,
+    check_device,
     check_group,
     check_name,
     check_socket_path,
     check_unit,
 )
-from edgeguardd.core.model import Action
+from edgeguardd.core.configpolicy import DEFAULTS, HOUR_S, LADDER, LAST_RESORT
+from edgeguardd.core.configrows import Row, Section
 
 MAX_TARGETS = 4096
-HOUR_S = 3600.0
-
-
-class Row(Struct, frozen=True):
-    """One key: its name in the file, the field it fills, its kind, and one sentence for the reference."""
-
-    key: str
-    field: str
-    kind: Kind
-    doc: str
-
-
-class Section(Struct, frozen=True):
-    """One table of the file: its header, the value it fills, one sentence, its rows."""
-
-    header: str
-    fills: type[Struct]
-    doc: str
-    rows: tuple[Row, ...]
-
-    def default(self, row: Row) -> object:
-        """The default of a row's field; None also for a field that must be given."""
-        for field in msgspec.structs.fields(self.fills):
-            if field.name == row.field:
-                return None if field.default is msgspec.NODEFAULT else field.default
-        raise KeyError(row.field)
-
+# Less than this holds no incident: a sample of one target takes about 300 bytes.
+MIN_RECORDER_BYTES = 256 << 10
 
 SOCKET_PATH = text(f"an absolute path of at most {MAX_SOCKET_PATH_BYTES} bytes", check_socket_path)
 DIRECTORY = text("an absolute path", check_absolute)
+FILE = DIRECTORY
 ADDRESS = text('an IP address, or "localhost"', check_address)
 PORT = integer(0, 65535)
+DEVICE_KINDS = ("nvml", "nvmap", "file")
 LOG_FORMAT = choice("auto", "json", "text")
-LADDER_ACTIONS = (Action.TRIM_KV_CACHE, Action.REDUCE_BATCH, Action.REJECT_REQUESTS, Action.UNLOAD_MODEL)
 
 TOP = Section(
     "",
@@ -107,6 +77,12 @@ TOP = Section(
             DIRECTORY,
             "Where cgroup v2 is mounted; found in /proc/self/mountinfo when not given.",
         ),
+        Row(
+            "state_directory",
+            "state_directory",
+            DIRECTORY,
+            "Where lifted limits are written down before they are lifted, and where the flight recorder writes.",
+        ),
     ),
 )
 
@@ -115,7 +91,12 @@ SOCKET = Section(
     SocketConfig,
     "The socket that inference servers and observers connect to.",
     (
-        Row("path", "path", SOCKET_PATH, "Where the socket is made, unless systemd hands one over."),
+        Row(
+            "path",
+            "path",
+            SOCKET_PATH,
+            "Where the socket is made, unless systemd hands one over; its directory too, where only that is missing.",
+        ),
         Row("mode", "mode", file_mode(), "Who may connect: the socket's file mode."),
         Row(
             "group",
@@ -186,105 +167,85 @@ LOG = Section(
     ),
 )
 
-POLICY_ROWS = (
-    Row("elevated", "elevated", mark(), "Where level elevated begins, as share of the elastic range or as headroom."),
-    Row("high", "high", mark(), "Where level high begins."),
-    Row("critical", "critical", mark(), "Where level critical begins."),
-    Row(
-        "hysteresis",
-        "hysteresis_ratio",
-        share(0, 0.5),
-        "How far below a mark the target has to come before the level may fall, as share of the elastic range.",
-    ),
-    Row("dwell", "dwell_s", duration(HOUR_S), "How long it has to stay there before the level falls by one."),
-    Row(
-        "restore_dwell",
-        "restore_dwell_s",
-        duration(HOUR_S),
-        "How long the level has to stay down before the next rung of restrictions is lifted.",
-    ),
-    Row(
-        "repeat",
-        "repeat_s",
-        duration(HOUR_S),
-        "How long after a rung was asked before it may be asked again within one level.",
-    ),
-    Row(
-        "static",
-        "static_bytes",
-        size(),
-        "What the server holds at rest; what it reports counts when not given.",
-    ),
-)
-
-DEFAULTS = Section(
-    "defaults",
-    Policy,
-    "How targets are judged; every key may be given again in a [[target]].",
-    POLICY_ROWS,
-)
-
-STEP = Section(
-    "",
-    Step,
-    "One step of a ladder, written as a table.",
+MACHINE = Section(
+    "machine",
+    MachineConfig,
+    "The whole machine, which counts beside each target's own limit; the worse of both decides.",
     (
-        Row("action", "action", choice(*LADDER_ACTIONS), "What is asked of the subscriber."),
+        Row("enabled", "enabled", boolean(), "Whether the machine is read at all."),
         Row(
-            "max_batch_ratio",
-            "max_batch_ratio",
+            "elevated",
+            "elevated_ratio",
+            share(0, 0.9, open_ends=True),
+            "Level elevated begins where less than this share of the RAM is available (MemAvailable).",
+        ),
+        Row("high", "high_ratio", share(0, 0.9, open_ends=True), "Where level high begins."),
+        Row("critical", "critical_ratio", share(0, 0.9, open_ends=True), "Where level critical begins."),
+        Row(
+            "swap_free",
+            "swap_free_ratio",
+            share(0, 1),
+            "Free swap, zram included, below this share makes a level that RAM has raised one worse.",
+        ),
+        Row(
+            "psi",
+            "psi_ratio",
+            share(0.01, 1),
+            "For how much of the time tasks may wait for memory before that, with little RAM available, is high.",
+        ),
+        Row(
+            "sample",
+            "sample_s",
+            duration(60.0, 0.1),
+            "How often the machine is read; four times as often below twice the share of elevated.",
+        ),
+    ),
+)
+
+DEVICE = Section(
+    "machine.device",
+    DeviceSpec,
+    "One [[machine.device]] each for memory that no cgroup is charged for, such as a GPU's own.",
+    (
+        Row(
+            "name",
+            "name",
+            text("letters, digits and _ . : @ -, at most 64", check_device),
+            "What log, status and metrics call it.",
+        ),
+        Row(
+            "kind",
+            "kind",
+            choice(*DEVICE_KINDS),
+            "nvml: an NVIDIA card, which needs the extra nvml (nvidia-ml-py); nvmap: what the GPU of a Jetson holds of "
+            "the RAM; file: two numbers in a file, used and total bytes.",
+        ),
+        Row("path", "path", FILE, "The file: for kind file, which needs it, and for it alone."),
+        Row("index", "index", integer(0, 255), "Which card, as nvidia-smi counts them: for kind nvml alone."),
+        Row(
+            "elevated",
+            "elevated_ratio",
             share(0, 1, open_ends=True),
-            "The share of its configured batch that may run: for reduce_batch, which needs it, and for it alone.",
+            "Level elevated begins where this share of the device's memory is in use.",
         ),
-        Row(
-            "deadline",
-            "deadline_s",
-            duration(HOUR_S),
-            "How long the subscriber has before the step counts as failed (30s for unload_model).",
-        ),
+        Row("high", "high_ratio", share(0, 1, open_ends=True), "Where level high begins."),
+        Row("critical", "critical_ratio", share(0, 1, open_ends=True), "Where level critical begins."),
     ),
+    many=True,
 )
 
-DEADLINES_S = {Action.UNLOAD_MODEL: UNLOAD_DEADLINE_S}
-
-
-def plain_step(action: Action) -> Step:
-    """The step that the bare name of an action stands for."""
-    return Step(action, deadline_s=DEADLINES_S.get(action, Step(action).deadline_s))
-
-
-def show_step(step: Step) -> str:
-    """A step as TOML: the bare name where that says it all."""
-    if step == plain_step(step.action):
-        return quoted(step.action)
-    keys = [f"action = {quoted(step.action)}"]
-    if step.max_batch_ratio is not None:
-        keys.append(f"max_batch_ratio = {show_share(step.max_batch_ratio)}")
-    if step.deadline_s != plain_step(step.action).deadline_s:
-        keys.append(f"deadline = {show_duration(step.deadline_s)}")
-    return "{" + ", ".join(keys) + "}"
-
-
-def _rung(value: object) -> list[object]:
-    if isinstance(value, list):
-        return value
-    raise ValueError('a rung is an array of steps; write ["trim_kv_cache"], or [] for none')
-
-
-RUNG = Kind(
-    "an array of actions or steps",
-    _rung,
-    lambda steps: "[" + ", ".join(show_step(step) for step in steps) + "]",
-)
-LADDER = Section(
-    "defaults.ladder",
-    Ladder,
-    "Per level, the steps it calls for, in the order in which they are asked; also [target.ladder].",
+RECORDER = Section(
+    "recorder",
+    RecorderConfig,
+    "The flight recorder: what the engine was told and decided, for edgeguardctl replay and incidents.",
     (
-        Row("elevated", "elevated", RUNG, "What is asked at level elevated."),
-        Row("high", "high", RUNG, "What is asked at level high; it keeps the lasting steps of the level below."),
-        Row("critical", "critical", RUNG, "What is asked at level critical."),
-        Row("emergency", "emergency", RUNG, "What is asked at level emergency, when the kernel has begun to kill."),
+        Row("enabled", "enabled", boolean(), "Whether anything is recorded."),
+        Row(
+            "max_size",
+            "max_bytes",
+            size(MIN_RECORDER_BYTES),
+            "How large all its files together may become; the oldest go first.",
+        ),
     ),
 )
 
@@ -315,10 +276,12 @@ TARGET = Section(
             "glob",
             "glob",
             text("a path below the cgroup root with *, ? or [", check_cgroup_glob),
-            "A pattern for cgroup paths; each that matches is guarded by itself.",
+            "A pattern for cgroup paths; each that matches is guarded by itself and called `NAME:PATH`. Where that is "
+            "over 128 characters or not printable, a hash between two ~ makes up for what is cut out of the path.",
         ),
     ),
+    many=True,
 )
 
 # In the order of the reference page and of the example file.
-SECTIONS = (TOP, SOCKET, HTTP, SAMPLING, LOG, DEFAULTS, LADDER, TARGET)
+SECTIONS = (TOP, SOCKET, HTTP, SAMPLING, LOG, MACHINE, DEVICE, RECORDER, DEFAULTS, LADDER, LAST_RESORT, TARGET)

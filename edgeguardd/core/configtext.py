@@ -1,6 +1,6 @@
 """Config -> TOML text that reads back as the same Config: the commented example, and what check-config shows.
 
-Must not: write files. Upstream: configtable. Downstream: cli.check_config, cli.reference.
+Must not: write files. Upstream: configtable, configpolicy. Downstream: cli.check_config, cli.reference.
 """
 
 import textwrap
@@ -8,73 +8,111 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from edgeguardd.core import configpolicy
 from edgeguardd.core import configtable as table
 from edgeguardd.core.config import Config, Policy, TargetSpec
-from edgeguardd.core.configtable import Row, Section
+from edgeguardd.core.configrows import Row, Section
 
 _WIDTH = 100
 
 
 def render(config: Config) -> str:
-    """The configuration in force, every key written out; what has no value is left out."""
+    """The configuration in force, every key written out; what is not set stands there as a comment."""
     lines: list[str] = []
     for section, values in _parts(config):
-        keys = [_pair(row, value) for row in section.rows if (value := getattr(values, row.field)) is not None]
-        lines += _block(section.header, keys)
+        lines += _block(section, values)
+        if section is table.MACHINE:
+            for device in config.machine.devices:
+                lines += _block(table.DEVICE, device)
     for spec in config.targets:
         lines += _target(spec)
     return "\n".join(lines).strip() + "\n"
 
 
 def example() -> str:
-    """Every key at its default with its sentence; keys without a default, and a target, as comments."""
+    """Every key at its default with its sentence; keys without a default, and arrays of tables, as comments."""
     lines = [
         "# edgeguardd.toml: every key at its default. An empty file, or none, means the same.",
         '# Sizes are bytes or "512M" (base 1024), durations are seconds or "500ms", shares are 0.6 or "60%".',
-        "# Check a change with `edgeguardctl check-config FILE`; put it in force with `systemctl reload edgeguardd`.",
+        "# Check a change with `edgeguardctl check-config FILE`; put it in force by sending edgeguardd SIGHUP",
+        "# (`systemctl reload edgeguardd` where it runs as a service).",
     ]
     for section, values in _parts(Config()):
         keys = []
         for row in section.rows:
             value = getattr(values, row.field)
-            keys += _comment(row.doc)
-            keys.append(f"#{row.key} = {_SAMPLES[row.key]}" if value is None else _pair(row, value))
-        lines += ["", *_comment(section.doc), *_block(section.header, keys)[1 if section.header else 0 :]]
-    lines += ["", *_comment(table.TARGET.doc), "#[[target]]"]
-    for row in table.TARGET.rows:
-        lines += [*_comment(row.doc), f"#{row.key} = {_SAMPLES[row.key]}"]
+            keys += [*_comment(row.doc), _sample(section, row) if value is None else _pair(row, value)]
+        lines += ["", *_comment(section.doc), *([section.title] if section.header else []), *keys]
+        if section is table.MACHINE:
+            lines += _commented(table.DEVICE)
+    lines += _commented(table.TARGET)
     return "\n".join(lines) + "\n"
 
 
 # Values that show the form of keys which have no default.
 _SAMPLES = {
-    "cgroup_root": '"/sys/fs/cgroup"',
-    "group": '"edgeguard"',
-    "static": '"6G"',
-    "name": '"llm"',
-    "path": '"/system.slice/llama.service"',
-    "unit": '"llama.service"',
-    "glob": '"/kubepods.slice/*/llm-*.scope"',
+    ".cgroup_root": '"/sys/fs/cgroup"',
+    "socket.group": '"edgeguard"',
+    "machine.device.name": '"gpu"',
+    "machine.device.kind": '"nvml"',
+    "machine.device.path": '"/run/npu/memory"',
+    "defaults.static": '"6G"',
+    "target.name": '"llm"',
+    "target.path": '"/system.slice/llama.service"',
+    "target.unit": '"llama.service"',
+    "target.glob": '"/kubepods.slice/*/llm-*.scope"',
 }
 
 
+def _sample(section: Section, row: Row) -> str:
+    return f"#{row.key} = {_SAMPLES[f'{section.header}.{row.key}']}"
+
+
+def _commented(section: Section) -> list[str]:
+    """One table of an array, all of it as comments."""
+    lines = ["", *_comment(section.doc), f"#{section.title}"]
+    for row in section.rows:
+        default = section.default(row)
+        lines += [*_comment(row.doc), _sample(section, row) if default is None else f"#{_pair(row, default)}"]
+    return lines
+
+
 def _parts(config: Config) -> Iterator[tuple[Section, Struct]]:
+    """The tables that stand once in a file, each with its values."""
     yield table.TOP, config
-    for section in (table.SOCKET, table.HTTP, table.SAMPLING, table.LOG, table.DEFAULTS):
-        yield section, getattr(config, section.header)
-    yield table.LADDER, config.defaults.ladder
+    for section in table.SECTIONS:
+        if not section.many and section.header and "." not in section.header:
+            yield section, getattr(config, section.header)
+    yield configpolicy.LADDER, config.defaults.ladder
+    yield configpolicy.LAST_RESORT, config.defaults.last_resort
 
 
 def _target(spec: TargetSpec) -> list[str]:
-    own = [_pair(row, value) for row in table.TARGET.rows if (value := getattr(spec, row.field)) is not None]
     policy: Policy = spec.policy
-    keys = [_pair(row, value) for row in table.POLICY_ROWS if (value := getattr(policy, row.field)) is not None]
-    rungs = [_pair(row, getattr(policy.ladder, row.field)) for row in table.LADDER.rows]
-    return ["", "[[target]]", *own, *keys, *_block("target.ladder", rungs)]
+    return [
+        *_block(table.TARGET, spec),
+        *_pairs(configpolicy.DEFAULTS, policy, unset="defaults"),
+        *["", "[target.ladder]", *_pairs(configpolicy.LADDER, policy.ladder)],
+        *["", "[target.last_resort]", *_pairs(configpolicy.LAST_RESORT, policy.last_resort)],
+    ]
 
 
-def _block(header: str, keys: list[str]) -> list[str]:
-    return ["", f"[{header}]", *keys] if header else keys
+def _block(section: Section, values: Struct) -> list[str]:
+    # Of a table that may stand many times, a key without a value is one that does not belong to it.
+    unset = None if section.many else section.header
+    return [*(["", section.title] if section.header else []), *_pairs(section, values, unset=unset)]
+
+
+def _pairs(section: Section, values: Struct, *, unset: str | None = None) -> list[str]:
+    """The keys with their values; those without one as comments, with the sample of the section `unset`."""
+    found = []
+    for row in section.rows:
+        value = getattr(values, row.field)
+        if value is not None:
+            found.append(_pair(row, value))
+        elif unset is not None:
+            found.append(f"#{row.key} = {_SAMPLES[f'{unset}.{row.key}']}  # not set")
+    return found
 
 
 def _pair(row: Row, value: object) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from edgeguardd.core.config import LastResortStep
 from edgeguardd.core.model import Action, Command, InForce, Level, Outcome
 
 Fact = str | int | float | bool | None
@@ -82,6 +83,37 @@ class SampleEvery(Struct, frozen=True, tag=True):
     interval_s: float
 
 
+class RaiseLimit(Struct, frozen=True, tag=True):
+    """Write `to_bytes` to memory.high of the target's own cgroup, which stands at from_bytes now.
+
+    The shell writes down the old value first. Answered by LimitRaised or ReliefFailed.
+    """
+
+    target: str
+    from_bytes: int
+    to_bytes: int
+
+
+class PutBackLimit(Struct, frozen=True, tag=True):
+    """Write the old memory.high back, unless somebody else changed it meanwhile. Answered by LimitPutBack."""
+
+    target: str
+
+
+class RunLastResort(Struct, frozen=True, tag=True):
+    """Do this to the target's cgroup. reclaim_bytes is for reclaim. Answered by LastResortEnded."""
+
+    target: str
+    step: LastResortStep
+    reclaim_bytes: int | None = None
+
+
+class Thaw(Struct, frozen=True, tag=True):
+    """End a freeze. Answered by LastResortEnded with outcome thawed."""
+
+    target: str
+
+
 class CommandEnded(Struct, frozen=True, tag=True):
     """A command has its outcome, once. `outcome` is one of model.Outcome.
 
@@ -117,6 +149,10 @@ Effect = (
     | SetTimer
     | CancelTimer
     | SampleEvery
+    | RaiseLimit
+    | PutBackLimit
+    | RunLastResort
+    | Thaw
     | CommandEnded
     | Note
 )

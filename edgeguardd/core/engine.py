@@ -1,17 +1,17 @@
 """The path on one screen: handle(event, now) -> effects.
 
 Must not: do I/O, read a clock, decide anything that policy (levels) or ledger (commands) decides.
-Upstream: policy, ledger, admission. Downstream: daemon, replay.
+Upstream: policy, ledger, sharing, relief, resort. Downstream: daemon, replay.
 The same events at the same times give the same effects, always: that is what makes an incident replayable.
 """
 
 from typing import assert_never
 
-from msgspec import Struct
-
+from edgeguardd.core import limits, resort
+from edgeguardd.core import machine as machines
 from edgeguardd.core import policy as policies
-from edgeguardd.core.admission import RESERVATION_S, Admissions
-from edgeguardd.core.config import Config, Policy, SamplingConfig
+from edgeguardd.core.admission import RESERVATION_S
+from edgeguardd.core.config import Config, MachineConfig, SamplingConfig
 from edgeguardd.core.effects import (
     AnnounceLevel,
     AnswerAdmit,
@@ -19,8 +19,10 @@ from edgeguardd.core.effects import (
     Effect,
     Fact,
     Note,
+    PutBackLimit,
     Refuse,
     SampleEvery,
+    SetTimer,
     Welcome,
 )
 from edgeguardd.core.events import (
@@ -32,6 +34,11 @@ from edgeguardd.core.events import (
     CountersMoved,
     Event,
     KillsNearRemoval,
+    LastResortEnded,
+    LimitPutBack,
+    LimitRaised,
+    MachineSampled,
+    ReliefFailed,
     ReportReceived,
     SampleFailed,
     SampleTaken,
@@ -42,56 +49,26 @@ from edgeguardd.core.events import (
     TimerFired,
 )
 from edgeguardd.core.ladder import Situation
-from edgeguardd.core.ledger import Ledger, Subscriber
+from edgeguardd.core.ledger import Subscriber
 from edgeguardd.core.model import InForce, Level, Report, Role, Sample
+from edgeguardd.core.relief import Phase, Relief
+from edgeguardd.core.sharing import share_of
+from edgeguardd.core.target import Target
 
-
-class Target(Struct):
-    """Everything known of one target."""
-
-    name: str
-    path: str
-    policy: Policy
-    gauge: policies.Gauge
-    ledger: Ledger
-    admissions: Admissions
-    reports: dict[int, Report] = {}
-    sample: Sample | None = None
-    present: bool = False
-    degraded: str | None = None
-    interval_s: float | None = None
-    recycling_noted: bool = False
-
-    @property
-    def static_bytes(self) -> int:
-        """What the target holds at rest: configured, else the sum of what its subscribers report, else unknown (0)."""
-        if self.policy.static_bytes is not None:
-            return self.policy.static_bytes
-        return sum(report.static_bytes or 0 for report in self.reports.values())
-
-    def situation(self, now: float) -> Situation:
-        """What policy says at this moment, for the ledger."""
-        gauge = self.gauge
-        pressure = gauge.pressure
-        if pressure is None:
-            return Situation(now, gauge.level, gauge.reason, False, gauge.needed_bytes, None, None)
-        return Situation(
-            now,
-            gauge.level,
-            gauge.reason,
-            policies.mark_level(self.policy, pressure) >= Level.ELEVATED,
-            pressure.needed_bytes,
-            pressure.limit_bytes,
-            policies.release_goal(self.policy, pressure),
-        )
+# A limit that could not be put back is tried again soon, one that could not be lifted after a while: the cause may
+# have been a moment's (somebody else wrote it, the disk was full), and each try is said.
+PUT_BACK_AGAIN_S = 5.0
+RELIEF_AGAIN_S = 60.0
 
 
 class Engine:
     """Facts in, orders out. `targets` may be read by status and metrics, and written by nobody else."""
 
-    def __init__(self, sampling: SamplingConfig | None = None) -> None:
+    def __init__(self, sampling: SamplingConfig | None = None, machine: MachineConfig | None = None) -> None:
         self.targets: dict[str, Target] = {}
+        self.machine = machines.MachineGauge()
         self._sampling = sampling or SamplingConfig()
+        self._machine_config = machine or MachineConfig()
         self._home: dict[int, str] = {}
 
     def handle(self, event: Event, now: float) -> list[Effect]:  # noqa: C901, PLR0912  one row an event
@@ -102,6 +79,8 @@ class Engine:
                 self._sampled(event, now, out)
             case CountersMoved():
                 self._counted(event, now, out)
+            case MachineSampled():
+                self._machine_sampled(event, now, out)
             case AckReceived():
                 self._acked(event, now, out)
             case TimerFired():
@@ -114,6 +93,10 @@ class Engine:
                 self._reported(event, now, out)
             case AdmitAsked():
                 self._asked(event, now, out)
+            case LimitRaised() | LimitPutBack() | ReliefFailed():
+                self._relieved(event, now, out)
+            case LastResortEnded():
+                self._resorted(event, now, out)
             case TargetAdded():
                 self._added(event, now, out)
             case TargetDropped():
@@ -123,7 +106,7 @@ class Engine:
             case CgroupVanished():
                 self._vanished(event, now, out)
             case SampleFailed():
-                self._degraded(event, out)
+                self._degraded(event, now, out)
             case KillsNearRemoval():
                 near: dict[str, Fact] = {"target": event.target, "parent": event.parent, "kills": event.kills}
                 out.append(Note("warning", "kills_near_removal", near))
@@ -134,8 +117,8 @@ class Engine:
         return out
 
     def worst_level(self) -> Level:
-        """The highest level of all targets: what systemd's status line says."""
-        return max((target.gauge.level for target in self.targets.values()), default=Level.NORMAL)
+        """The highest level of all targets and of the machine: what systemd's status line says."""
+        return max((target.level for target in self.targets.values()), default=self.machine.level)
 
     # From the kernel
 
@@ -146,44 +129,82 @@ class Engine:
         if target.degraded is not None:
             target.degraded = None
             out.append(Note("info", "target_readable_again", {"target": target.name}))
-        was = target.gauge.level
-        target.sample = event.sample
-        policies.observe(target.gauge, target.policy, target.static_bytes, event.sample, now)
-        self._follow(target, was, now, out)
+        own, *ancestors = event.sample.usages
+        target.sample = Sample(target.name, (target.relief.judged(own), *ancestors))
+        self._judge(target, now, out)
 
     def _counted(self, event: CountersMoved, now: float, out: list[Effect]) -> None:
         target = self.targets.get(event.target)
         if target is None:
             return
-        was = target.gauge.level
         # A kill counts also where the figures could not be read.
         sample = target.sample or Sample(target.name, ())
-        ignored = policies.count(target.gauge, target.policy, target.static_bytes, sample, event)
-        if ignored is not None:
-            if not target.recycling_noted:
-                target.recycling_noted = True
-                out.append(Note("info", "counters_without_pressure", {"target": target.name, "reason": ignored}))
-            return
-        self._follow(target, was, now, out)
+        ignored = policies.count(target.gauge, target.policy, target.given_static_bytes, sample, event, now)
+        if ignored is None:
+            self._follow(target, now, out)
+        elif not target.recycling_noted:
+            target.recycling_noted = True
+            out.append(Note("info", "counters_without_pressure", {"target": target.name, "reason": ignored}))
 
-    def _follow(self, target: Target, was: Level, now: float, out: list[Effect]) -> None:
-        """After each look at memory: say the level, let the ledger act, choose how soon to look again."""
-        level = target.gauge.level
+    def _machine_sampled(self, event: MachineSampled, now: float, out: list[Effect]) -> None:
+        was = self.machine.level
+        machines.observe(self.machine, self._machine_config, event.sample, now)
+        level = self.machine.level
         if level is not was:
-            out.append(AnnounceLevel(target.name, level, was, target.gauge.reason))
+            fields: dict[str, Fact] = {"level": level.word, "was": was.word, "why": self.machine.reason}
+            out.append(Note("warning" if level > was else "info", "machine_level_changed", fields))
+        if level > Level.NORMAL or level is not was:
+            for target in self.targets.values():
+                self._follow(target, now, out)
+
+    def _judge(self, target: Target, now: float, out: list[Effect]) -> None:
+        """Look at the last sample again, as the rules are now."""
+        if target.sample is not None:
+            policies.observe(target.gauge, target.policy, target.given_static_bytes, target.sample, now)
+            self._follow(target, now, out)
+
+    def _follow(self, target: Target, now: float, out: list[Effect]) -> None:
+        """After each look at memory: say the level, let the ledger act, choose how soon to look again."""
+        share = share_of(target, self.targets.values(), self.machine)
+        if share.deferred:
+            self._look_at_others(target, out)
+        at = target.situation(now, share)
+        level, reason = max((target.gauge.level, target.gauge.reason), (at.level, at.reason), key=lambda pair: pair[0])
+        if level is not target.level:
+            out.append(AnnounceLevel(target.name, level, target.level, reason))
+            target.level, target.reason = level, reason
             if level is Level.NORMAL:
                 target.recycling_noted = False
-        target.ledger.follow(target.situation(now), out)
+        self._note_limits(target, out)
+        target.ledger.follow(at, out)
+        self._after(target, at, out)
         interval_s = policies.sampling_interval(target.gauge, target.policy, self._sampling)
         if interval_s != target.interval_s:
             target.interval_s = interval_s
             out.append(SampleEvery(target.name, interval_s))
 
-    def _degraded(self, event: SampleFailed, out: list[Effect]) -> None:
+    def _after(self, target: Target, at: Situation, out: list[Effect]) -> None:
+        """What follows from the state of the commands: a floor learned, a limit lifted or put back, the last resort."""
+        if target.ledger.floor_bytes is not None:
+            policies.learn_floor(target.gauge, target.ledger.floor_bytes)
+            target.ledger.floor_bytes = None
+        own = None if target.sample is None else target.sample.usages[0]
+        target.relief.follow(target.name, target.policy, own, target.ledger.commands.trimming, out)
+        resort.follow(target, at, out)
+
+    def _degraded(self, event: SampleFailed, now: float, out: list[Effect]) -> None:
         target = self.targets.get(event.target)
         if target is not None and target.degraded != event.reason:
             target.degraded = event.reason
             out.append(Note("warning", "target_degraded", {"target": target.name, "reason": event.reason}))
+            out.append(SetTimer(f"blind:{target.name}", now + target.policy.dwell_s))
+
+    def _age(self, target: Target, now: float, out: list[Effect]) -> None:
+        """While nothing can be read, a level that only counters called for falls back to what was last seen."""
+        if target.degraded is not None:
+            policies.age(target.gauge)
+            self._follow(target, now, out)
+            out.append(SetTimer(f"blind:{target.name}", now + target.policy.dwell_s))
 
     def _appeared(self, event: CgroupAppeared, out: list[Effect]) -> None:
         target = self.targets.get(event.target)
@@ -197,32 +218,34 @@ class Engine:
             return
         out.append(Note("info", "cgroup_vanished", {"target": target.name, "path": target.path}))
         target.present = False
-        was = target.gauge.level
-        target.gauge = policies.Gauge(reason="the cgroup was removed")
-        target.sample = None
-        target.degraded = None
-        target.interval_s = None
+        # What its trims took is still true of the next server under this name.
+        target.gauge = policies.Gauge(reason="the cgroup was removed", lead=target.gauge.lead)
+        target.sample = target.degraded = target.interval_s = None
+        was, target.level, target.reason = target.level, Level.NORMAL, target.gauge.reason
         if was is not Level.NORMAL:
-            out.append(AnnounceLevel(target.name, Level.NORMAL, was, target.gauge.reason))
+            out.append(AnnounceLevel(target.name, Level.NORMAL, was, target.reason))
         target.ledger.reset(target.situation(now), out)
+        self._give_up_relief(target, out)
+        resort.reset(target)
 
     # From subscribers
 
     def _joined(self, event: SubscriberJoined, now: float, out: list[Effect]) -> None:
+        target = self.targets.get(event.target or "")
         if event.role is Role.OBSERVER or event.target is None:
-            target = self.targets.get(event.target or "")
-            level = self.worst_level() if target is None else target.gauge.level
+            level = self.worst_level() if target is None else target.level
             in_force = InForce() if target is None else target.ledger.in_force()
             out.append(Welcome(event.subscriber, event.target, level, in_force))
             return
-        target = self.targets.get(event.target)
         if target is None:
             out.append(Disconnect(event.subscriber, f"target {event.target} is not guarded any more"))
             return
         self._home[event.subscriber] = target.name
-        out.append(Welcome(event.subscriber, target.name, target.gauge.level, target.ledger.in_force()))
-        subscriber = Subscriber(event.subscriber, event.name, event.supports)
-        target.ledger.join(subscriber, target.situation(now), out)
+        in_force = target.ledger.in_force(event.supports)
+        out.append(Welcome(event.subscriber, target.name, target.level, in_force))
+        at = self._situation(target, now)
+        target.ledger.join(Subscriber(event.subscriber, event.name, event.supports), at, out)
+        self._after(target, at, out)
 
     def _left(self, event: SubscriberLeft, now: float, out: list[Effect]) -> None:
         target = self._home_of(event.subscriber)
@@ -230,7 +253,9 @@ class Engine:
         if target is not None:
             target.reports.pop(event.subscriber, None)
             target.admissions.leave(event.subscriber)
-            target.ledger.leave(event.subscriber, target.situation(now), out)
+            at = self._situation(target, now)
+            target.ledger.leave(event.subscriber, at, out)
+            self._after(target, at, out)
 
     def _acked(self, event: AckReceived, now: float, out: list[Effect]) -> None:
         target = self._home_of(event.subscriber)
@@ -238,7 +263,9 @@ class Engine:
             text = f"cannot take the ack of seq {event.seq}: you serve no target"
             out.append(Refuse(event.subscriber, "unknown_seq", text))
             return
-        target.ledger.ack(event, target.situation(now), out)
+        at = self._situation(target, now)
+        target.ledger.ack(event, at, out)
+        self._after(target, at, out)
 
     def _reported(self, event: ReportReceived, now: float, out: list[Effect]) -> None:
         target = self._home_of(event.subscriber)
@@ -247,77 +274,142 @@ class Engine:
         old = target.reports.get(event.subscriber, Report())
         target.reports[event.subscriber] = _merged(old, event.report)
         target.admissions.finish(event.subscriber, event.finished)
-        if target.sample is not None and event.report.static_bytes is not None:
-            was = target.gauge.level
-            policies.observe(target.gauge, target.policy, target.static_bytes, target.sample, now)
-            self._follow(target, was, now, out)
+        if event.report.static_bytes is not None:
+            self._judge(target, now, out)
 
     def _asked(self, event: AdmitAsked, now: float, out: list[Effect]) -> None:
         target = self._home_of(event.subscriber)
         if target is None:
             out.append(Refuse(event.subscriber, "not_allowed", "cannot admit: an observer takes no requests"))
             return
-        refusal: str | None = None
-        pressure = target.gauge.pressure
         if not target.ledger.in_force().accept_requests:
-            refusal = f"requests are being rejected: {target.gauge.reason}"
+            refusal: str | None = f"requests are being rejected: {target.gauge.calls}"
         else:
-            room = None
-            if pressure is not None:
-                room = policies.mark_bytes(target.policy.critical, pressure) - pressure.needed_bytes
             key = (event.subscriber, event.id)
-            refusal = target.admissions.decide(key, _wanted_bytes(event, target), room, now)
+            refusal = target.admissions.decide(key, _wanted_bytes(event, target), target.room_bytes(), now)
         if refusal is None:
             out.append(AnswerAdmit(event.subscriber, event.id, True, "it fits"))
         else:
             retry_s = min(RESERVATION_S, target.policy.dwell_s)
             out.append(AnswerAdmit(event.subscriber, event.id, False, refusal, retry_s))
 
+    # What the daemon did itself
+
+    def _relieved(self, event: LimitRaised | LimitPutBack | ReliefFailed, now: float, out: list[Effect]) -> None:
+        target = self.targets.get(event.target)
+        if target is None:
+            return
+        match event:
+            case LimitRaised():
+                target.relief.raised(event.high_bytes, event.raised_bytes)
+                fields: dict[str, Fact] = {"target": target.name, "from": event.high_bytes, "to": event.raised_bytes}
+                out.append(Note("info", "limit_raised", fields))
+            case LimitPutBack():
+                if event.outcome == "failed":
+                    out.append(SetTimer(f"putback:{target.name}", now + PUT_BACK_AGAIN_S))
+                else:
+                    target.relief.put_back()
+                fields = {"target": target.name, "outcome": event.outcome, "message": event.message}
+                out.append(Note("info" if event.outcome == "restored" else "warning", "limit_put_back", fields))
+            case ReliefFailed():
+                target.relief.failed()
+                out.append(SetTimer(f"relief:{target.name}", now + RELIEF_AGAIN_S))
+                out.append(Note("warning", "no_relief", {"target": target.name, "message": event.message}))
+        self._after(target, self._situation(target, now), out)
+
+    def _resorted(self, event: LastResortEnded, now: float, out: list[Effect]) -> None:
+        target = self.targets.get(event.target)
+        fields: dict[str, Fact] = {"target": event.target, "action": event.action.value, "outcome": event.outcome}
+        severity = "error" if event.outcome == "failed" else "warning"
+        out.append(Note(severity, "last_resort_ended", {**fields, "message": event.message}))
+        if target is not None:
+            resort.ended(target, event, now, out)
+
     # From the clock and the operator
 
     def _fired(self, event: TimerFired, now: float, out: list[Effect]) -> None:
         kind, _, rest = event.key.partition(":")
-        if kind == "deadline":
-            seq, _, name = rest.partition(":")
-            target = self.targets.get(name)
-            if target is not None:
-                target.ledger.deadline(int(seq), target.situation(now), out)
-        elif kind == "restore":
-            target = self.targets.get(rest)
-            if target is not None:
-                target.ledger.restore_due(target.situation(now), out)
+        seq, _, name = rest.partition(":") if kind in {"deadline", "verify"} else ("", "", rest)
+        target = self.targets.get(name)
+        if target is None:
+            return
+        at = self._situation(target, now)
+        match kind:
+            case "deadline":
+                target.ledger.deadline(int(seq), at, out)
+            case "verify":
+                target.ledger.verified(int(seq), at, out)
+            case "restore":
+                target.ledger.restore_due(at, out)
+            case "owed":
+                target.ledger.restore_owed(at, out)
+            case "blind":
+                self._age(target, now, out)
+            case "putback":
+                out.append(PutBackLimit(target.name))
+            case "relief":
+                target.relief.renew()
+            case "thaw":
+                resort.thaw(target, out)
+        self._after(target, at, out)
 
     def _added(self, event: TargetAdded, now: float, out: list[Effect]) -> None:
-        known = self.targets.get(event.target)
-        if known is None:
-            self.targets[event.target] = Target(
-                event.target,
-                event.path,
-                event.policy,
-                policies.Gauge(),
-                Ledger(event.target, event.policy),
-                Admissions(),
-            )
+        target = self.targets.get(event.target)
+        if target is None:
+            self.targets[event.target] = Target.new(event.target, event.path, event.policy)
             return
-        known.path = event.path
-        known.policy = known.ledger.policy = event.policy
-        if known.sample is not None:
-            was = known.gauge.level
-            policies.observe(known.gauge, known.policy, known.static_bytes, known.sample, now)
-            self._follow(known, was, now, out)
+        target.path = event.path
+        target.policy = target.ledger.policy = event.policy
+        target.relief.renew()
+        self._judge(target, now, out)
 
     def _dropped(self, event: TargetDropped, now: float, out: list[Effect]) -> None:
         target = self.targets.pop(event.target, None)
         if target is None:
             return
         target.ledger.close(target.situation(now), out)
+        self._give_up_relief(target, out)
         for subscriber in target.ledger.subscribers:
             self._home.pop(subscriber, None)
             out.append(Disconnect(subscriber, f"target {target.name} is not guarded any more"))
 
     def _reconfigured(self, config: Config, out: list[Effect]) -> None:
         self._sampling = config.sampling
+        self._machine_config = config.machine
         out.append(Note("info", "configuration_in_force", {"targets": len(config.targets)}))
+
+    # Helpers
+
+    def _situation(self, target: Target, now: float) -> Situation:
+        return target.situation(now, share_of(target, self.targets.values(), self.machine))
+
+    def _look_at_others(self, target: Target, out: list[Effect]) -> None:
+        """A shared limit binds, and another gives first: its figures have to be as fresh as this target's."""
+        fast_s = self._sampling.fast_s
+        for other in self.targets.values():
+            if other is not target and other.limit_path == target.limit_path and other.interval_s != fast_s:
+                other.interval_s = fast_s
+                out.append(SampleEvery(other.name, other.interval_s))
+
+    def _note_limits(self, target: Target, out: list[Effect]) -> None:
+        """Say once what the figures do not allow: no limit, static bytes beyond it, a mark that is met at rest."""
+        pressure, static = target.gauge.pressure, target.given_static_bytes
+        seen = (None if pressure is None else pressure.limit_bytes, static)
+        if target.sample is None or target.limits_noted == seen:
+            return
+        target.limits_noted = seen
+        fields: dict[str, Fact] = {"target": target.name, "limit_bytes": seen[0], "static_bytes": static}
+        if pressure is None:
+            out.append(Note("warning", "no_limit", {"target": target.name, "judged_by": "the machine alone"}))
+        elif static is not None and static >= pressure.limit_bytes:
+            out.append(Note("warning", "static_over_limit", {**fields, "judged_by": "the plain share"}))
+        elif limits.unmeetable(target.policy, pressure):
+            out.append(Note("warning", "marks_below_rest", fields))
+
+    def _give_up_relief(self, target: Target, out: list[Effect]) -> None:
+        if target.relief.phase not in (Phase.RESTING, Phase.UNAVAILABLE):
+            out.append(PutBackLimit(target.name))
+        target.relief = Relief()
 
     def _home_of(self, subscriber: int) -> Target | None:
         return self.targets.get(self._home.get(subscriber, ""))
@@ -325,12 +417,8 @@ class Engine:
 
 def _merged(old: Report, new: Report) -> Report:
     """The last word on each figure."""
-    return Report(
-        *(
-            old_value if new_value is None else new_value
-            for old_value, new_value in ((getattr(old, name), getattr(new, name)) for name in Report.__struct_fields__)
-        )
-    )
+    names = Report.__struct_fields__
+    return Report(*(getattr(old, n) if getattr(new, n) is None else getattr(new, n) for n in names))
 
 
 def _wanted_bytes(event: AdmitAsked, target: Target) -> int | None:

@@ -7,7 +7,17 @@ The time of an event is not in it: `engine.handle(event, now)` is given it.
 from msgspec import Struct
 
 from edgeguardd.core.config import Config, Policy
-from edgeguardd.core.model import AckEffect, AckStatus, Action, Counters, Report, Role, Sample
+from edgeguardd.core.model import (
+    AckEffect,
+    AckStatus,
+    Action,
+    Counters,
+    LastResort,
+    MachineSample,
+    Report,
+    Role,
+    Sample,
+)
 
 
 class TargetAdded(Struct, frozen=True, tag=True):
@@ -70,6 +80,44 @@ class KillsNearRemoval(Struct, frozen=True, tag=True):
     target: str
     parent: str
     kills: int
+
+
+class MachineSampled(Struct, frozen=True, tag=True):
+    """The whole machine was read."""
+
+    sample: MachineSample
+
+
+class LimitRaised(Struct, frozen=True, tag=True):
+    """memory.high of the target's cgroup stands at raised_bytes for the length of a trim; it was high_bytes."""
+
+    target: str
+    high_bytes: int
+    raised_bytes: int
+
+
+class LimitPutBack(Struct, frozen=True, tag=True):
+    """A raised memory.high is not ours any more. outcome: restored, changed (by somebody else: left), gone, failed."""
+
+    target: str
+    outcome: str
+    message: str | None = None
+
+
+class ReliefFailed(Struct, frozen=True, tag=True):
+    """memory.high could not be raised (not writable, no state directory): no relief for this target."""
+
+    target: str
+    message: str
+
+
+class LastResortEnded(Struct, frozen=True, tag=True):
+    """The daemon did something itself, and this is what came of it. outcome: done, failed, thawed."""
+
+    target: str
+    action: LastResort
+    outcome: str
+    message: str | None = None
 
 
 class SubscriberJoined(Struct, frozen=True, tag=True):
@@ -138,6 +186,11 @@ Event = (
     | SampleFailed
     | CountersMoved
     | KillsNearRemoval
+    | MachineSampled
+    | LimitRaised
+    | LimitPutBack
+    | ReliefFailed
+    | LastResortEnded
     | SubscriberJoined
     | SubscriberLeft
     | AckReceived

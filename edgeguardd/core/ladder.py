@@ -17,18 +17,25 @@ VOIDED_BY = {Action.RESTORE: LASTING} | {action: frozenset({Action.RESTORE}) for
 
 
 class Situation(Struct, frozen=True):
-    """What policy says of the target at this moment; handed into every call.
+    """What policy says of the target at this moment; handed into every call of the ledger.
 
-    pressing: needed bytes stand at or above the elevated mark. release_goal_bytes: what a trim should come down to.
+    pressing       needed bytes stand at or above a mark, or something else still calls for memory
+    needed_bytes   of the target's own cgroup
+    limit_bytes    the limit that binds
+    release_bytes  what the target should give back now; 0: nothing
+    room_bytes     what may still be taken below the critical mark; None: nothing limits it
+    request_bytes  what one more request needs; None: not known
     """
 
     now: float
     level: Level
     reason: str
-    pressing: bool
-    needed_bytes: int | None
-    limit_bytes: int | None
-    release_goal_bytes: int | None
+    pressing: bool = False
+    needed_bytes: int | None = None
+    limit_bytes: int | None = None
+    release_bytes: int = 0
+    room_bytes: int | None = None
+    request_bytes: int | None = None
 
 
 def restrictions(rung: tuple[Step, ...]) -> InForce:
@@ -42,10 +49,11 @@ def parameters_of(step: Step, at: Situation) -> Parameters:
     """What one step asks for now. A trim asks for the bytes that bring the target to its goal."""
     match step.action:
         case Action.TRIM_KV_CACHE:
-            if at.needed_bytes is None or at.release_goal_bytes is None:
+            if at.needed_bytes is None:
                 return Parameters()
-            release = max(0, at.needed_bytes - at.release_goal_bytes)
-            return Parameters(release_bytes=release, needed_target_bytes=at.release_goal_bytes)
+            return Parameters(
+                release_bytes=at.release_bytes, needed_target_bytes=max(0, at.needed_bytes - at.release_bytes)
+            )
         case Action.REDUCE_BATCH:
             return Parameters(max_batch_ratio=step.max_batch_ratio)
         case Action.REJECT_REQUESTS:

@@ -1,23 +1,20 @@
-"""From a level to commands, and from answers to the next command: one target's ladder, deadlines and restores.
+"""From a level to commands, and from answers to the next command: one target's ladder, escalation and restores.
 
-Must not: judge memory (policy does), read a clock, know sockets. Upstream: config, model, effects. Downstream: engine.
+Must not: judge memory (policy does), read a clock, know sockets. Upstream: ladder, commands. Downstream: engine.
 
 The rung is what is in force: it rises with the level at once, and one further when a round of commands brought
-nothing; it falls one at a time, each after its own dwell. Each command ends exactly once (model.Outcome).
+nothing; it falls one at a time, each after its own dwell.
 """
-
-from collections import deque
 
 from msgspec import Struct
 
+from edgeguardd.core.commands import Commands, Outstanding
 from edgeguardd.core.config import Policy, Step
-from edgeguardd.core.effects import CancelTimer, CommandEnded, Deliver, Effect, Fact, Note, Refuse, SetTimer
+from edgeguardd.core.effects import CancelTimer, Effect, Fact, Note, SetTimer
 from edgeguardd.core.events import AckReceived
-from edgeguardd.core.ladder import VOIDED_BY, Situation, parameters_of, restrictions
-from edgeguardd.core.model import AckStatus, Action, Command, InForce, Level, Outcome, Parameters
-
-# A trim that freed less than this share of what was asked for did not help: the next rung is asked.
-EFFECT_SHARE = 0.10
+from edgeguardd.core.growth import Lead
+from edgeguardd.core.ladder import Situation, parameters_of, restrictions
+from edgeguardd.core.model import AckStatus, Action, InForce, Level, Outcome, Parameters
 
 # At the floor repeats stop until needed bytes have grown by this share of the limit.
 FLOOR_GROWTH_SHARE = 0.02
@@ -25,114 +22,154 @@ FLOOR_GROWTH_SHARE = 0.02
 # A restore may include loading a model again; a wrong guess here only delays the retry.
 RESTORE_DEADLINE_S = 30.0
 
+# A restore that failed is tried again after a pause that doubles; after so many it is said, and tried on.
+RESTORE_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+RESTORE_ATTEMPTS_SAID = 3
 
-RESTORE_ATTEMPTS = 3
-REMEMBERED_ENDED = 64
+# Requests are let in again when there is room for so many of them: one would close the gate at once.
+REOPEN_REQUESTS = 2
 
 _OUTCOME_OF = {
     AckStatus.FAILED: Outcome.FAILED,
     AckStatus.UNSUPPORTED: Outcome.UNSUPPORTED,
 }
 
+# Answers of a server that is there: what it cannot give after these is what it holds at rest.
+_ANSWERS = frozenset({Outcome.INEFFECTIVE, Outcome.FAILED, Outcome.UNSUPPORTED})
+
 
 class Subscriber(Struct):
-    """One inference server of this target. `applied` is what it was last told of each lasting action."""
+    """One inference server of this target.
+
+    applied  the lasting steps that need not be asked again: on their way, or done
+    told     the lasting steps that may be in force there: a server that answers late, or says `failed`, may have obeyed
+    """
 
     id: int
     name: str
     supports: frozenset[Action]
     applied: dict[Action, Parameters] = {}
+    told: dict[Action, Parameters] = {}
     restore_attempts: int = 0
-
-
-class Outstanding(Struct):
-    """A command on its way: delivered, not yet ended."""
-
-    command: Command
-    subscriber: int
-    sent_at: float
-    needed_at_send: int | None
-    accepted: bool = False
+    restore_at: float | None = None
 
 
 class Ledger:
-    """One target's commands. Every method takes the situation and appends the effects to `out`."""
+    """One target's commands. Every method takes the situation and appends the effects to `out`.
 
-    def __init__(self, target: str, policy: Policy) -> None:
+    exhausted    every rung was asked and nothing came
+    floor_bytes  the needed bytes at which that was, if the server itself answered: what it holds at rest
+    rejecting    whether requests are to be rejected now: the rung says so, and there is no room for one more
+    """
+
+    def __init__(self, target: str, policy: Policy, lead: Lead) -> None:
         self.target = target
         self.policy = policy
         self.rung = Level.NORMAL
         self.subscribers: dict[int, Subscriber] = {}
-        self.outstanding: dict[int, Outstanding] = {}
+        self.commands = Commands(target)
         self.exhausted = False
-        self._last_seq = 0
+        self.floor_bytes: int | None = None
+        self.rejecting = False
+        self._lead = lead
         self._repeat_at = 0.0
         self._round_helped = False
-        self._floor_bytes: int | None = None
+        self._round_answered = False
+        self._rest_bytes: int | None = None
         self._climbed_at_bytes: int | None = None
+        self._freed_since_climb = False
         self._restore_armed = False
-        self._ended: deque[tuple[int, int]] = deque(maxlen=REMEMBERED_ENDED)
 
-    def in_force(self) -> InForce:
-        """The lasting restrictions of the present rung."""
-        return restrictions(self.policy.ladder.rung(self.rung))
+    @property
+    def outstanding(self) -> dict[int, Outstanding]:
+        """The commands on their way, by sequence number."""
+        return self.commands.outstanding
+
+    def in_force(self, supports: frozenset[Action] | None = None) -> InForce:
+        """The lasting restrictions of the present rung, for a server that can do these (None: anything)."""
+        rung = self.policy.ladder.rung(self.rung)
+        steps = tuple(s for s in rung if supports is None or s.action in supports)
+        state = restrictions(steps)
+        return InForce(state.max_batch_ratio, state.accept_requests or not self.rejecting, state.model_loaded)
+
+    def obeyed(self) -> InForce:
+        """The lasting restrictions that some server has been told and not been freed of: what status shows."""
+        told = [parameters for subscriber in self.subscribers.values() for parameters in subscriber.told.values()]
+        ratios = [p.max_batch_ratio for p in told if p.max_batch_ratio is not None]
+        return InForce(
+            min(ratios, default=1.0),
+            all(p.accept_requests is not False for p in told),
+            all(p.model_loaded is not False for p in told),
+        )
+
+    def helpless(self) -> bool:
+        """Whether nobody is left who could give anything: the last resort's hour."""
+        if self.rung is Level.NORMAL:
+            return False
+        steps = {step.action for step in self.policy.ladder.rung(self.rung)}
+        return self.exhausted or not any(steps & s.supports for s in self.subscribers.values())
 
     def join(self, subscriber: Subscriber, at: Situation, out: list[Effect]) -> None:
         """A server subscribed: it gets the present rung at once."""
         self.subscribers[subscriber.id] = subscriber
         for step in self.policy.ladder.rung(self.rung):
-            self._ask(subscriber, step, at, out)
+            # A model loaded since the kill is not to be thrown out for it, unless memory is short again.
+            if step.action is not Action.UNLOAD_MODEL or at.pressing:
+                self._ask(subscriber, step, at, out)
 
     def leave(self, subscriber_id: int, at: Situation, out: list[Effect]) -> None:
         """A server is gone: its commands are lost, and others may have to give more."""
         if self.subscribers.pop(subscriber_id, None) is None:
             return
-        for command in [o for o in self.outstanding.values() if o.subscriber == subscriber_id]:
-            self._end(command, Outcome.LOST, None, at, out)
+        for one in self.commands.of(subscriber_id):
+            self.commands.end(one, Outcome.LOST, at, out)
         if self.rung > Level.NORMAL and not self.subscribers:
             self._note_nobody(at, out)
         self._judge_round(at, out)
 
     def follow(self, at: Situation, out: list[Effect]) -> None:
-        """After each sample and level change: climb with the level, repeat within it, arm and disarm restoring."""
+        """After each sample and level change: verify, climb with the level, repeat within it, restore below it."""
+        for one in list(self.outstanding.values()):
+            if one.done and one.helped(at):
+                self._finish(one, Outcome.DONE, at, out)
         if at.level > self.rung:
             self._climb(at.level, at, out)
         elif self._may_repeat(at):
             self._repeat(at, out)
+        self._mind_the_gate(at, out)
         if self.rung > at.level and not self._restore_armed:
             self._restore_armed = True
             out.append(SetTimer(f"restore:{self.target}", at.now + self.policy.restore_dwell_s))
         elif self.rung <= at.level:
             self._disarm_restore(out)
 
-    def _disarm_restore(self, out: list[Effect]) -> None:
-        if self._restore_armed:
-            self._restore_armed = False
-            out.append(CancelTimer(f"restore:{self.target}"))
-
     def ack(self, ack: AckReceived, at: Situation, out: list[Effect]) -> None:
         """An answer. `done` is believed only as far as needed bytes fell."""
-        command = self.outstanding.get(ack.seq)
-        if command is None or command.subscriber != ack.subscriber:
-            self._refuse_ack(ack, out)
+        one = self.commands.answered(ack, out)
+        if one is None or one.done:
             return
         match ack.status:
             case AckStatus.ACCEPTED:
-                command.accepted = True
-                return
+                one.accepted = True
             case AckStatus.DONE:
-                outcome = Outcome.DONE if self._helped(command, at) else Outcome.INEFFECTIVE
+                if self.commands.verify(one, ack, at, out):
+                    self._finish(one, Outcome.DONE if one.helped(at) else Outcome.INEFFECTIVE, at, out)
             case AckStatus.FAILED | AckStatus.UNSUPPORTED:
-                outcome = _OUTCOME_OF[ack.status]
-        self._end(command, outcome, ack.released_bytes, at, out, ack.message)
-        self._after_end(command, outcome, at, out)
+                one.message = ack.message
+                self._finish(one, _OUTCOME_OF[ack.status], at, out)
+
+    def verified(self, seq: int, at: Situation, out: list[Effect]) -> None:
+        """The time for the bytes of a `done` to leave is over."""
+        one = self.outstanding.get(seq)
+        if one is not None:
+            self._finish(one, Outcome.DONE if one.helped(at) else Outcome.INEFFECTIVE, at, out)
 
     def deadline(self, seq: int, at: Situation, out: list[Effect]) -> None:
         """A command's time is over without a final answer."""
-        command = self.outstanding.get(seq)
-        if command is not None:
-            self._end(command, Outcome.EXPIRED, None, at, out)
-            self._after_end(command, Outcome.EXPIRED, at, out)
+        one = self.outstanding.get(seq)
+        if one is not None:
+            self._finish(one, Outcome.EXPIRED, at, out)
 
     def restore_due(self, at: Situation, out: list[Effect]) -> None:
         """The restore dwell is over: give back one rung, if the level still allows it."""
@@ -141,22 +178,10 @@ class Ledger:
             self._step_down(Level(self.rung - 1), at, out)
         self.follow(at, out)
 
-    def _must_hold(self, at: Situation) -> bool:
-        """A rung above the level was reached because less did not help. It stays while memory is critical or grows;
-        a target that merely rests at its floor gets its capacity back."""
-        if not at.pressing or at.needed_bytes is None:
-            return False
-        return at.level >= Level.CRITICAL or self._has_grown(at, self._climbed_at_bytes)
-
-    def _has_grown(self, at: Situation, since_bytes: int | None) -> bool:
-        if since_bytes is None or at.needed_bytes is None:
-            return True
-        return at.needed_bytes > since_bytes + FLOOR_GROWTH_SHARE * (at.limit_bytes or 0)
-
     def reset(self, at: Situation, out: list[Effect]) -> None:
         """The cgroup is gone: whatever was asked of its processes is void; bridges outside it are restored."""
-        for command in list(self.outstanding.values()):
-            self._end(command, Outcome.DROPPED, None, at, out)
+        for one in list(self.outstanding.values()):
+            self.commands.end(one, Outcome.DROPPED, at, out)
         if self.rung > Level.NORMAL:
             self._step_down(Level.NORMAL, at, out)
         self._disarm_restore(out)
@@ -164,47 +189,51 @@ class Ledger:
     def close(self, at: Situation, out: list[Effect]) -> None:
         """The target is guarded no longer: restore everybody, then let every command end."""
         self.reset(at, out)
-        for command in list(self.outstanding.values()):
-            self._end(command, Outcome.DROPPED, None, at, out)
+        for one in list(self.outstanding.values()):
+            self.commands.end(one, Outcome.DROPPED, at, out)
 
     # Climbing
 
     def _climb(self, to: Level, at: Situation, out: list[Effect]) -> None:
         self.rung = to
         self._climbed_at_bytes = at.needed_bytes
+        self._freed_since_climb = False
         self._disarm_restore(out)
-        self._round_helped = False
-        self._repeat_at = at.now + self.policy.repeat_s
-        asked = [
-            self._ask(subscriber, step, at, out)
-            for subscriber in self.subscribers.values()
-            for step in self.policy.ladder.rung(to)
-        ]
-        if not any(asked) and not self.outstanding:
+        self._begin_round(at)
+        for subscriber in self.subscribers.values():
+            self._ask_rung(subscriber, at, out)
+        if self.helpless():
             self._note_nobody(at, out)
 
-    def _note_nobody(self, at: Situation, out: list[Effect]) -> None:
-        fields: dict[str, Fact] = {"target": self.target, "level": at.level.word, "subscribers": len(self.subscribers)}
-        out.append(Note("error" if at.level >= Level.CRITICAL else "warning", "nobody_to_ask", fields))
-
     def _repeat(self, at: Situation, out: list[Effect]) -> None:
-        self._repeat_at = at.now + self.policy.repeat_s
-        self._round_helped = False
         self.exhausted = False
-        self._floor_bytes = None
-        for subscriber in self.subscribers.values():
-            for step in self.policy.ladder.rung(self.rung):
-                self._ask(subscriber, step, at, out)
+        self._rest_bytes = None
+        self._begin_round(at)
+        for subscriber in self._idle():
+            self._ask_rung(subscriber, at, out)
+
+    def _idle(self) -> list[Subscriber]:
+        """Those who have answered: one server's long command does not hold up the others."""
+        busy = {o.subscriber for o in self.outstanding.values() if o.command.action is not Action.RESTORE}
+        return [subscriber for subscriber in self.subscribers.values() if subscriber.id not in busy]
+
+    def _begin_round(self, at: Situation) -> None:
+        self._repeat_at = at.now + self.policy.repeat_s
+        self._round_helped = self._round_answered = False
+        self.rejecting = self._must_reject(at)
+
+    def _ask_rung(self, subscriber: Subscriber, at: Situation, out: list[Effect]) -> None:
+        for step in self.policy.ladder.rung(self.rung):
+            self._ask(subscriber, step, at, out)
 
     def _may_repeat(self, at: Situation) -> bool:
-        if not at.pressing or self.rung is Level.NORMAL or at.now < self._repeat_at or self.outstanding:
+        if not at.pressing or self.rung is Level.NORMAL or at.now < self._repeat_at or not self._idle():
             return False
-        return self._floor_bytes is None or self._has_grown(at, self._floor_bytes)
+        return self._rest_bytes is None or self._has_grown(at, self._rest_bytes)
 
     def _judge_round(self, at: Situation, out: list[Effect]) -> None:
         """When every command of the round has ended and none helped, the next rung is asked at once."""
-        waiting = any(o.command.action is not Action.RESTORE for o in self.outstanding.values())
-        if waiting or self._round_helped or not at.pressing or not self.subscribers:
+        if self.commands.degrading or self._round_helped or not at.pressing or not self.subscribers:
             return
         # Unloading the model is for a kernel that is about to kill, not for a cache that will not shrink.
         top = Level.EMERGENCY if at.level >= Level.CRITICAL else Level.CRITICAL
@@ -212,13 +241,8 @@ class Ledger:
             self._rest_at_floor(at, out)
             return
         to = Level(self.rung + 1)
-        fields = {
-            "target": self.target,
-            "level": at.level.word,
-            "rung": to.word,
-            "needed_bytes": at.needed_bytes,
-        }
-        out.append(Note("warning", "escalated", fields))
+        fields: dict[str, Fact] = {"target": self.target, "level": at.level.word, "rung": to.word}
+        out.append(Note("warning", "escalated", {**fields, "needed_bytes": at.needed_bytes}))
         self._climb(to, at, out)
 
     def _rest_at_floor(self, at: Situation, out: list[Effect]) -> None:
@@ -226,121 +250,122 @@ class Ledger:
             fields: dict[str, Fact] = {"target": self.target, "level": at.level.word, "needed_bytes": at.needed_bytes}
             out.append(Note("error", "ladder_exhausted", fields))
         self.exhausted = True
-        self._floor_bytes = at.needed_bytes
+        self._rest_bytes = at.needed_bytes
+        if self._round_answered:
+            self.floor_bytes = at.needed_bytes
 
-    # One command's life
+    def _note_nobody(self, at: Situation, out: list[Effect]) -> None:
+        fields: dict[str, Fact] = {"target": self.target, "level": at.level.word, "subscribers": len(self.subscribers)}
+        out.append(Note("error" if at.level >= Level.CRITICAL else "warning", "nobody_to_ask", fields))
+
+    # Asking and ending
 
     def _ask(self, subscriber: Subscriber, step: Step, at: Situation, out: list[Effect]) -> bool:
-        """Deliver one step, unless it is not supported or is in force already. True if it went out."""
+        """Deliver one step, unless it is not supported, not needed, or in force already. True if it went out."""
         if step.action not in subscriber.supports:
+            return False
+        if step.action is Action.REJECT_REQUESTS and not self.rejecting:
+            return False
+        if step.action is Action.TRIM_KV_CACHE and at.needed_bytes is not None and not at.release_bytes:
             return False
         parameters = parameters_of(step, at)
         if step.action is not Action.TRIM_KV_CACHE:
             if subscriber.applied.get(step.action) == parameters:
                 return False
-            subscriber.applied[step.action] = parameters
-        self._send(subscriber, step.action, parameters, step.deadline_s, at, out)
+            subscriber.applied[step.action] = subscriber.told[step.action] = parameters
+        self.commands.send(subscriber.id, step.action, parameters, step.deadline_s, at, out)
         return True
 
-    def _send(
-        self,
-        subscriber: Subscriber,
-        action: Action,
-        parameters: Parameters,
-        deadline_s: float,
-        at: Situation,
-        out: list[Effect],
-    ) -> None:
-        voided = VOIDED_BY.get(action, frozenset()) | {action}
-        for older in list(self.outstanding.values()):
-            if older.subscriber == subscriber.id and older.command.action in voided:
-                self._end(older, Outcome.SUPERSEDED, None, at, out)
-        self._last_seq += 1
-        command = Command(self._last_seq, self.target, action, parameters, at.level, at.reason, deadline_s)
-        self.outstanding[command.seq] = Outstanding(command, subscriber.id, at.now, at.needed_bytes)
-        out.append(Deliver(subscriber.id, command))
-        out.append(SetTimer(self._deadline_key(command.seq), at.now + deadline_s))
-
-    def _end(
-        self,
-        ended: Outstanding,
-        outcome: Outcome,
-        claimed_bytes: int | None,
-        at: Situation,
-        out: list[Effect],
-        message: str | None = None,
-    ) -> None:
-        command = ended.command
-        del self.outstanding[command.seq]
-        self._ended.append((ended.subscriber, command.seq))
-        if outcome is Outcome.DONE and command.action is not Action.RESTORE:
-            self._round_helped = True
-        out.append(CancelTimer(self._deadline_key(command.seq)))
-        out.append(
-            CommandEnded(
-                ended.subscriber,
-                command.seq,
-                self.target,
-                command.action,
-                outcome,
-                at.now - ended.sent_at,
-                claimed_bytes,
-                _freed(ended, at),
-                message,
-            )
-        )
-
-    def _after_end(self, ended: Outstanding, outcome: Outcome, at: Situation, out: list[Effect]) -> None:
-        """A failure is forgotten as a state, so that the step is asked again; then the round is judged."""
-        subscriber = self.subscribers[ended.subscriber]
-        action = ended.command.action
+    def _finish(self, one: Outstanding, outcome: Outcome, at: Situation, out: list[Effect]) -> None:
+        """End a command that was answered or ran out; a failure is asked again in the next round, then judged."""
+        self.commands.end(one, outcome, at, out)
+        subscriber, action = self.subscribers[one.subscriber], one.command.action
         if action is Action.RESTORE:
             self._after_restore(subscriber, outcome, at, out)
             return
+        if outcome is Outcome.DONE:
+            self._round_helped = True
+            if action is Action.TRIM_KV_CACHE and one.command.parameters.release_bytes:
+                self._freed_since_climb = True
+                self._lead.learn(at.now - one.sent_at)
+        elif outcome in _ANSWERS:
+            self._round_answered = True
         if outcome is Outcome.UNSUPPORTED:
             subscriber.supports -= {action}
+            subscriber.told.pop(action, None)
         if outcome not in (Outcome.DONE, Outcome.INEFFECTIVE):
             subscriber.applied.pop(action, None)
         self._judge_round(at, out)
 
-    def _helped(self, command: Outstanding, at: Situation) -> bool:
-        asked = command.command.parameters.release_bytes
-        if command.command.action is not Action.TRIM_KV_CACHE or not asked or not at.pressing:
+    # The gate
+
+    def _must_reject(self, at: Situation) -> bool:
+        """Rejecting follows what a request needs, where that is known; without it, and in an emergency, the rung."""
+        if all(step.action is not Action.REJECT_REQUESTS for step in self.policy.ladder.rung(self.rung)):
+            return False
+        if at.level >= Level.EMERGENCY or at.room_bytes is None or at.request_bytes is None:
             return True
-        freed = _freed(command, at)
-        return freed is None or freed >= EFFECT_SHARE * asked
+        requests = REOPEN_REQUESTS if self.rejecting else 1
+        return at.room_bytes < requests * at.request_bytes
 
-    def _refuse_ack(self, ack: AckReceived, out: list[Effect]) -> None:
-        if (ack.subscriber, ack.seq) in self._ended:
-            fields: dict[str, Fact] = {
-                "target": self.target,
-                "subscriber": ack.subscriber,
-                "seq": ack.seq,
-                "status": ack.status.value,
-            }
-            out.append(Note("info", "late_ack", fields))
+    def _mind_the_gate(self, at: Situation, out: list[Effect]) -> None:
+        """Between two rungs the room may come or go: close or open for requests with it."""
+        must = self._must_reject(at)
+        if must is self.rejecting:
             return
-        text = f"cannot take the ack of seq {ack.seq}: no such command is outstanding for you"
-        out.append(Refuse(ack.subscriber, "unknown_seq", text))
-
-    def _deadline_key(self, seq: int) -> str:
-        return f"deadline:{seq}:{self.target}"
+        self.rejecting = must
+        for subscriber in self.subscribers.values():
+            if must:
+                for step in self.policy.ladder.rung(self.rung):
+                    if step.action is Action.REJECT_REQUESTS:
+                        self._ask(subscriber, step, at, out)
+            elif Action.REJECT_REQUESTS in subscriber.told:
+                subscriber.applied.pop(Action.REJECT_REQUESTS, None)
+                self._restore_anew(subscriber, at, out)
 
     # Restoring
+
+    def _must_hold(self, at: Situation) -> bool:
+        """A rung above the level was reached because less did not help. It stays while memory is critical or grows, and
+        until a trim has helped or the ladder has ended: a target that rests at its floor gets its capacity back."""
+        if not at.pressing or at.needed_bytes is None or not self.subscribers:
+            return False
+        if at.level >= Level.CRITICAL or self._has_grown(at, self._climbed_at_bytes):
+            return True
+        return not self.exhausted and not self._freed_since_climb
+
+    def _has_grown(self, at: Situation, since_bytes: int | None) -> bool:
+        if since_bytes is None or at.needed_bytes is None:
+            return True
+        return at.needed_bytes > since_bytes + FLOOR_GROWTH_SHARE * (at.limit_bytes or 0)
+
+    def _disarm_restore(self, out: list[Effect]) -> None:
+        if self._restore_armed:
+            self._restore_armed = False
+            out.append(CancelTimer(f"restore:{self.target}"))
 
     def _step_down(self, to: Level, at: Situation, out: list[Effect]) -> None:
         """Put a lower rung in force and tell everybody whose restrictions it lifts."""
         self.rung = to
+        self.rejecting = self._must_reject(at)
         for subscriber in self.subscribers.values():
-            wanted = self._lasting_steps(subscriber, at)
-            if subscriber.applied != wanted:
-                subscriber.applied = wanted
-                subscriber.restore_attempts = 0
-                self._restore(subscriber, at, out)
+            subscriber.applied = self._lasting_steps(subscriber, at)
+            if subscriber.told != subscriber.applied:
+                self._restore_anew(subscriber, at, out)
         if to is Level.NORMAL:
             self.exhausted = False
-            self._floor_bytes = None
+            self._rest_bytes = None
             out.append(Note("info", "restored", {"target": self.target, "subscribers": len(self.subscribers)}))
+
+    def restore_owed(self, at: Situation, out: list[Effect]) -> None:
+        """The pause after a failed restore is over for somebody."""
+        for subscriber in self.subscribers.values():
+            if subscriber.restore_at is not None and subscriber.restore_at <= at.now:
+                self._restore(subscriber, at, out)
+
+    def _restore_anew(self, subscriber: Subscriber, at: Situation, out: list[Effect]) -> None:
+        subscriber.restore_attempts = 0
+        self._restore(subscriber, at, out)
 
     def _restore(self, subscriber: Subscriber, at: Situation, out: list[Effect]) -> None:
         state = self.in_force()
@@ -350,26 +375,30 @@ class Ledger:
             model_loaded=state.model_loaded,
         )
         subscriber.restore_attempts += 1
-        self._send(subscriber, Action.RESTORE, parameters, RESTORE_DEADLINE_S, at, out)
+        subscriber.restore_at = None
+        self.commands.send(subscriber.id, Action.RESTORE, parameters, RESTORE_DEADLINE_S, at, out)
 
     def _lasting_steps(self, subscriber: Subscriber, at: Situation) -> dict[Action, Parameters]:
         return {
             step.action: parameters_of(step, at)
             for step in self.policy.ladder.rung(self.rung)
-            if step.action is not Action.TRIM_KV_CACHE and step.action in subscriber.supports
+            if step.action is not Action.TRIM_KV_CACHE
+            and step.action in subscriber.supports
+            and (self.rejecting or step.action is not Action.REJECT_REQUESTS)
         }
 
     def _after_restore(self, subscriber: Subscriber, outcome: Outcome, at: Situation, out: list[Effect]) -> None:
+        """What was restored is not in force any more; what could not be is tried again, for as long as it is owed."""
         if outcome is Outcome.DONE:
-            subscriber.restore_attempts = 0
-        elif subscriber.restore_attempts < RESTORE_ATTEMPTS and outcome is not Outcome.UNSUPPORTED:
-            self._restore(subscriber, at, out)
-        else:
+            subscriber.told = dict(subscriber.applied)
+            return
+        if subscriber.restore_attempts == RESTORE_ATTEMPTS_SAID or outcome is Outcome.UNSUPPORTED:
             fields: dict[str, Fact] = {"target": self.target, "subscriber": subscriber.name, "outcome": outcome.value}
             out.append(Note("error", "restore_failed", fields))
+        if outcome is not Outcome.UNSUPPORTED:
+            pause_s = min(LONGEST_PAUSE_S, RESTORE_PAUSE_S * 2.0 ** min(subscriber.restore_attempts, 8))
+            subscriber.restore_at = at.now + pause_s
+            out.append(SetTimer(f"owed:{self.target}", self._first_owed()))
 
-
-def _freed(command: Outstanding, at: Situation) -> int | None:
-    if command.needed_at_send is None or at.needed_bytes is None:
-        return None
-    return command.needed_at_send - at.needed_bytes
+    def _first_owed(self) -> float:
+        return min(s.restore_at for s in self.subscribers.values() if s.restore_at is not None)

@@ -23,6 +23,14 @@ class Level(enum.IntEnum):
         """The level as protocol, log and metrics spell it."""
         return self.name.lower()
 
+    def __str__(self) -> str:
+        """The word: print(guard.level) is for people, and the number is for comparing."""
+        return self.word
+
+    def __format__(self, spec: str) -> str:
+        """As the word, in f-strings as well."""
+        return format(self.word, spec)
+
 
 class Action(enum.StrEnum):
     """What a command asks a subscriber to do."""
@@ -64,6 +72,16 @@ class Outcome(enum.StrEnum):
     DROPPED = "dropped"
 
 
+class LastResort(enum.StrEnum):
+    """What the daemon does itself when nobody answers or nothing helps. Off unless configured, level by level."""
+
+    RECLAIM = "reclaim"
+    FREEZE = "freeze"
+    SIGNAL = "signal"
+    RESTART = "restart"
+    KILL = "kill"
+
+
 class Role(enum.StrEnum):
     """What a connection is for: it obeys commands, or it only looks."""
 
@@ -95,6 +113,8 @@ class Usage(Struct, frozen=True):
 
     needed_bytes is what cannot be dropped for free: anon + shmem + unreclaimable kernel memory + mapped file.
     It is None when memory.stat was cut or unreadable; then current_bytes is the only, pessimistic, figure.
+    refaults counts pages read again after they had been evicted; mapped_bytes is memory.stat's file_mapped;
+    psi_some_us is the running total of memory.pressure, None where the kernel has no PSI.
     """
 
     path: str
@@ -105,6 +125,31 @@ class Usage(Struct, frozen=True):
     swap_bytes: int | None = None
     swap_max_bytes: int | None = None
     refaults: int | None = None
+    mapped_bytes: int | None = None
+    psi_some_us: int | None = None
+
+
+class DeviceUsage(Struct, frozen=True):
+    """Memory of a device that the cgroup may not be charged for: a GPU's own, or NvMap's share of the RAM."""
+
+    name: str
+    used_bytes: int
+    total_bytes: int
+
+
+class MachineSample(Struct, frozen=True):
+    """One reading of the whole machine. None: this kernel does not say, or what it says is implausible.
+
+    swap figures cover zram as well, which shows as swap; they are read again each time, since swap comes and goes.
+    psi_some_us is the running total of /proc/pressure/memory.
+    """
+
+    total_bytes: int
+    available_bytes: int
+    swap_total_bytes: int | None = None
+    swap_free_bytes: int | None = None
+    psi_some_us: int | None = None
+    devices: tuple[DeviceUsage, ...] = ()
 
 
 class Sample(Struct, frozen=True):
@@ -160,3 +205,4 @@ class Report(Struct, frozen=True, omit_defaults=True):
     waiting: int | None = None
     batch_limit: int | None = None
     bytes_per_token: int | None = None
+    bytes_per_request: int | None = None

@@ -1,42 +1,67 @@
-"""From samples and counters to a level: marks, growth, hysteresis.
+"""From samples and counters to a level: marks, time to the limit, thrash, PSI, livelock, hysteresis.
 
 Must not: send commands (ledger does), read a clock, keep more than O(1) per target.
-Upstream: model, config. Downstream: engine, ledger (mark arithmetic), status (marks).
-The rules are docs/adr/0003 (needed bytes) and design: up at once, down one step at a time.
+Upstream: model, config, growth, limits. Downstream: engine, status (marks).
+Up at once, down one step at a time. Each rule is a function of its own that gives a level and why, or nothing; the
+worst counts. The rules and their reasons: docs/explanation/policy.md.
 """
 
-from msgspec import Struct
+from collections.abc import Iterator
 
-from edgeguardd.core.config import Mark, Policy, SamplingConfig
+from msgspec import Struct, field
+
+from edgeguardd.core.config import Policy, SamplingConfig
 from edgeguardd.core.events import CountersMoved
-from edgeguardd.core.model import Counters, Level, LimitKind, Sample, Usage
+from edgeguardd.core.growth import Growth, Lead
+from edgeguardd.core.limits import (
+    Pressure,
+    describe,
+    lifted,
+    mark_level,
+    marks,
+    needed,
+    pressure_of,
+    slack_bytes,
+    worst_pressure,
+)
+from edgeguardd.core.model import Counters, Level, Sample, Usage
 
-# Growth is smoothed over about this time: long enough to span the bursts of a single request, short enough that a
-# ramp is seen within a few samples.
-GROWTH_HORIZON_S = 2.0
+# counter, the level it calls for at least, whether an ancestor's counts as well; the loudest first
+COUNTER_LEVELS = (
+    ("oom_group_kill", Level.EMERGENCY, False),
+    ("oom_kill", Level.EMERGENCY, False),
+    ("oom", Level.EMERGENCY, True),
+    ("max", Level.CRITICAL, True),
+    ("high", Level.HIGH, True),
+)
+
+# The kernel counts refaults in pages; on kernels with larger pages the rate is underestimated.
+PAGE_BYTES = 4096
 
 # Sample so often that a mark cannot be crossed unseen by more than this part of the way to it.
 SAMPLES_TO_MARK = 4
 
+# Little headroom, for signs that mean nothing without it: so much of the limit is in use, cache included.
+FULL_RATIO = 0.90
 
-class Pressure(Struct, frozen=True):
-    """How one limit stands: the figures behind a level.
+# Mapped pages that were here and are gone, as a share of the limit: fewer are the noise of a busy server.
+EVICTED_RATIO = 0.05
 
-    ratio is the elastic range in use, (needed − static) ÷ (limit − static); headroom_bytes is limit − needed and is
-    negative when the limit has been crossed.
-    """
+# Evicted pages that nobody has read again for so long are not missed.
+REFAULT_MEMORY_S = 5.0
 
-    path: str
-    kind: LimitKind
-    limit_bytes: int
-    needed_bytes: int
-    static_bytes: int
-    ratio: float
+# A rate over less time than this says nothing.
+SHORTEST_SPAN_S = 0.05
 
-    @property
-    def headroom_bytes(self) -> int:
-        """What is left below the limit, in bytes."""
-        return self.limit_bytes - self.needed_bytes
+# `high` counts of one livelock come closer together than this.
+LIVELOCK_GAP_S = 1.0
+
+# A level that rises again so soon after it fell is flapping: each time doubles the dwell, up to the limit.
+FLAP_WINDOW_S = 60.0
+MAX_FLAPS = 3
+
+# Growth below this share of the limit a second is standing still, for learning what is held at rest.
+STILL_RATIO_PER_S = 0.002
 
 
 class Gauge(Struct):
@@ -44,26 +69,62 @@ class Gauge(Struct):
 
     level: Level = Level.NORMAL
     reason: str = "not sampled yet"
+    # what the last sample alone calls for, and the figures that do
+    called: Level = Level.NORMAL
+    calls: str = "not sampled yet"
+    changed_at: float | None = None
     pressure: Pressure | None = None
     needed_bytes: int | None = None
     sampled_at: float | None = None
-    growth_bytes_per_s: float = 0.0
+    growth: Growth = field(default_factory=Growth)
+    lead: Lead = field(default_factory=Lead)
     undercut_since: float | None = None
+    # thrash
+    refaults: int | None = None
+    refault_bytes_per_s: float = 0.0
+    refaulted_at: float = float("-inf")
+    mapped_peak_bytes: int = 0
+    evicted_bytes: int = 0
+    psi_us: int | None = None
+    psi_ratio: float | None = None
+    # livelock
+    high_since: float | None = None
+    high_last: float | None = None
+    high_needed_bytes: int = 0
+    # what is held at rest
+    still_since: float | None = None
+    learned_static_bytes: int | None = None
+    # flapping
+    fell_at: float | None = None
+    flaps: int = 0
 
 
-def observe(gauge: Gauge, policy: Policy, static_bytes: int, sample: Sample, now: float) -> None:
-    """Take one sample into the gauge: pressure, growth, and the level it calls for. Up at once, down slowly."""
+def observe(gauge: Gauge, policy: Policy, static_bytes: int | None, sample: Sample, now: float) -> None:
+    """Take one sample into the gauge, and the level it calls for. static_bytes: as reported or configured, or None."""
     own = sample.usages[0]
-    _learn_growth(gauge, needed(own), now)
-    gauge.pressure = pressure = worst_pressure(policy, static_bytes, sample)
-    raw = Level.NORMAL if pressure is None else mark_level(policy, pressure)
-    if raw > gauge.level:
-        _raise(gauge, raw, describe(pressure))
+    elapsed_s = 0.0 if gauge.sampled_at is None else now - gauge.sampled_at
+    gauge.growth.learn(needed(own), now)
+    _learn_thrash(gauge, own, elapsed_s, now)
+    gauge.needed_bytes = needed(own)
+    gauge.sampled_at = now
+    gauge.pressure = worst_pressure(policy, static_of(gauge, static_bytes), sample, gauge.evicted_bytes)
+    _learn_static(gauge, policy, now)
+    level, reason = worst_call(gauge, policy, own, now)
+    gauge.called, gauge.calls = level, reason
+    if level > gauge.level:
+        _raise(gauge, level, reason, now)
     else:
-        _lower(gauge, policy, now)
+        _lower(gauge, policy, level, now)
 
 
-def count(gauge: Gauge, policy: Policy, static_bytes: int, sample: Sample, moved: CountersMoved) -> str | None:
+def worst_call(gauge: Gauge, policy: Policy, own: Usage, now: float) -> tuple[Level, str]:
+    """The worst of what the rules call for, and why."""
+    return max(_calls(gauge, policy, own, now), key=lambda call: call[0], default=(Level.NORMAL, describe(None)))
+
+
+def count(
+    gauge: Gauge, policy: Policy, static_bytes: int | None, sample: Sample, moved: CountersMoved, now: float
+) -> str | None:
     """Take counter movements into the gauge. Returns why they raise nothing, if they do not; None if they count.
 
     An ancestor's kills may be a sibling's, so only its limit events count there; and only when that ancestor itself
@@ -75,44 +136,25 @@ def count(gauge: Gauge, policy: Policy, static_bytes: int, sample: Sample, moved
     level, key = called
     if level < Level.EMERGENCY or not moved.local:
         usage = next((u for u in sample.usages if u.path == moved.path), None)
-        near = None if usage is None else _pressure(usage, static_bytes)
-        if near is None or not _reached(policy.elevated, near):
+        near = None if usage is None else pressure_of(usage, static_of(gauge, static_bytes))
+        if near is None or mark_level(policy, lifted(near, gauge.evicted_bytes)) is Level.NORMAL:
             return f"{key} moved while needed bytes are far from the limit: page cache is being recycled"
+        if moved.delta.high:
+            _note_high(gauge, now)
     if level > gauge.level:
-        _raise(gauge, level, f"{key} of {moved.path} counted up by {getattr(moved.delta, key)}")
+        _raise(gauge, level, f"{key} of {moved.path} counted up by {getattr(moved.delta, key)}", now)
     gauge.undercut_since = None
     return None
 
 
-def worst_pressure(policy: Policy, static_bytes: int, sample: Sample) -> Pressure | None:
-    """The limit on the way to the root that is nearest to being met, or None where nothing is limited."""
-    found = [p for usage in sample.usages if (p := _pressure(usage, static_bytes)) is not None]
-    return max(found, key=lambda p: (mark_level(policy, p), p.ratio), default=None)
+def static_of(gauge: Gauge, static_bytes: int | None) -> int:
+    """What the target holds at rest: reported or configured, else learned, else nothing is known and all may go."""
+    return (gauge.learned_static_bytes or 0) if static_bytes is None else static_bytes
 
 
-def mark_level(policy: Policy, pressure: Pressure) -> Level:
-    """The highest level whose mark is reached."""
-    if _reached(policy.critical, pressure):
-        return Level.CRITICAL
-    if _reached(policy.high, pressure):
-        return Level.HIGH
-    if _reached(policy.elevated, pressure):
-        return Level.ELEVATED
-    return Level.NORMAL
-
-
-def mark_bytes(mark: Mark, pressure: Pressure) -> int:
-    """The needed bytes at which a mark is reached under this limit."""
-    if mark.headroom_bytes is not None:
-        return pressure.limit_bytes - mark.headroom_bytes
-    ratio = mark.ratio if mark.ratio is not None else 1.0
-    return pressure.static_bytes + int(ratio * (pressure.limit_bytes - pressure.static_bytes))
-
-
-def release_goal(policy: Policy, pressure: Pressure) -> int:
-    """The needed bytes that a trim should bring the target down to: below elevated by the hysteresis."""
-    slack = int(policy.hysteresis_ratio * (pressure.limit_bytes - pressure.static_bytes))
-    return max(pressure.static_bytes, mark_bytes(policy.elevated, pressure) - slack)
+def learn_floor(gauge: Gauge, floor_bytes: int) -> None:
+    """The whole ladder was asked and nothing came: what is left is what the target holds at rest."""
+    gauge.learned_static_bytes = floor_bytes
 
 
 def sampling_interval(gauge: Gauge, policy: Policy, sampling: SamplingConfig) -> float:
@@ -120,103 +162,176 @@ def sampling_interval(gauge: Gauge, policy: Policy, sampling: SamplingConfig) ->
     pressure = gauge.pressure
     if pressure is None:
         return sampling.slow_s
-    if gauge.level > Level.NORMAL:
+    if gauge.level > Level.NORMAL or gauge.refault_bytes_per_s >= policy.thrash_ratio_per_s * pressure.limit_bytes:
         return sampling.fast_s
-    distance = mark_bytes(policy.elevated, pressure) - pressure.needed_bytes
-    if gauge.growth_bytes_per_s <= 0:
+    until_mark_s = gauge.growth.suspected_time_to(marks(policy, pressure).elevated_bytes - pressure.needed_bytes)
+    if until_mark_s is None:
         return sampling.slow_s
-    until_mark_s = distance / gauge.growth_bytes_per_s
     return min(sampling.slow_s, max(sampling.fast_s, until_mark_s / SAMPLES_TO_MARK))
 
 
-def needed(usage: Usage) -> int:
-    """Needed bytes, or all of memory.current where memory.stat could not tell: pessimistic, never blind."""
-    return usage.current_bytes if usage.needed_bytes is None else usage.needed_bytes
+# The rules
 
 
-def _pressure(usage: Usage, static_bytes: int) -> Pressure | None:
-    limits = [
-        (limit, kind)
-        for limit, kind in ((usage.high_bytes, LimitKind.HIGH), (usage.max_bytes, LimitKind.MAX))
-        if limit is not None
-    ]
-    if not limits:
-        return None
-    limit, kind = min(limits)
-    # A server that claims more static bytes than its limit is wrong about one of them: judge it by the plain share.
-    static = static_bytes if static_bytes < limit else 0
-    in_use = needed(usage)
-    ratio = (in_use - static) / (limit - static) if limit > static else 1.0
-    return Pressure(usage.path, kind, limit, in_use, static, ratio)
+def _calls(gauge: Gauge, policy: Policy, own: Usage, now: float) -> Iterator[tuple[Level, str]]:
+    pressure = gauge.pressure
+    if pressure is None:
+        return
+    marked = mark_level(policy, pressure)
+    yield marked, describe(pressure)
+    yield from _time_to_limit(gauge, policy, pressure)
+    yield from _thrash(gauge, policy, pressure, own)
+    yield from _livelock(gauge, policy, pressure, now)
+    if marked > Level.NORMAL and gauge.psi_ratio is not None and gauge.psi_ratio >= policy.psi_ratio:
+        yield Level.HIGH, f"tasks wait for memory {gauge.psi_ratio:.0%} of the time, and {describe(pressure)}"
 
 
-def _reached(mark: Mark, pressure: Pressure) -> bool:
-    return pressure.needed_bytes >= mark_bytes(mark, pressure)
+def _time_to_limit(gauge: Gauge, policy: Policy, pressure: Pressure) -> Iterator[tuple[Level, str]]:
+    """Shorter than a trim takes: there is only just time to obey. Shorter than half of it: there is not."""
+    until_s = gauge.growth.time_to(pressure.headroom_bytes)
+    lead_s = gauge.lead.seconds(policy.lead_floor_s, policy.lead_ceiling_s)
+    if until_s is None or until_s >= lead_s:
+        return
+    level = Level.HIGH if until_s < lead_s / 2 else Level.ELEVATED
+    rate = gauge.growth.bytes_per_s / (1 << 20)
+    yield (
+        level,
+        f"at {rate:.1f} MiB/s the limit is {until_s:.2f} s away, a trim takes {lead_s:.2f} s; {describe(pressure)}",
+    )
+
+
+def _thrash(gauge: Gauge, policy: Policy, pressure: Pressure, own: Usage) -> Iterator[tuple[Level, str]]:
+    """Pages the server works with are evicted and read again: it is slow long before anything counts `oom`."""
+    if gauge.refault_bytes_per_s < policy.thrash_ratio_per_s * pressure.limit_bytes:
+        return
+    if own.current_bytes < FULL_RATIO * pressure.limit_bytes:
+        return
+    waiting = gauge.psi_ratio is not None and gauge.psi_ratio >= policy.psi_ratio
+    if gauge.evicted_bytes >= EVICTED_RATIO * pressure.limit_bytes or waiting:
+        rate = gauge.refault_bytes_per_s / (1 << 20)
+        gone = gauge.evicted_bytes / (1 << 20)
+        yield Level.HIGH, f"{rate:.1f} MiB/s of evicted pages are read again, {gone:.1f} MiB of mapped file are gone"
+
+
+def _livelock(gauge: Gauge, policy: Policy, pressure: Pressure, now: float) -> Iterator[tuple[Level, str]]:
+    """`high` counts for seconds and needed bytes do not fall: the kernel throttles, and nothing comes of it."""
+    if gauge.high_since is None or gauge.high_last is None:
+        return
+    if now - gauge.high_last > LIVELOCK_GAP_S:
+        gauge.high_since = gauge.high_last = None
+        return
+    if pressure.needed_bytes < gauge.high_needed_bytes:
+        gauge.high_since, gauge.high_needed_bytes = now, pressure.needed_bytes
+    lasts_s = now - gauge.high_since
+    if lasts_s >= policy.livelock_s:
+        yield Level.CRITICAL, f"memory.high has throttled for {lasts_s:.1f} s without needed bytes falling"
+
+
+def _note_high(gauge: Gauge, now: float) -> None:
+    if gauge.high_since is None:
+        gauge.high_since = now
+        gauge.high_needed_bytes = 0 if gauge.pressure is None else gauge.pressure.needed_bytes
+    gauge.high_last = now
 
 
 def _counter_level(delta: Counters, local: bool) -> tuple[Level, str] | None:
     """The level that counter movements call for at least, and the counter that calls loudest."""
-    rows = (
-        ("oom_group_kill", Level.EMERGENCY, local),
-        ("oom_kill", Level.EMERGENCY, local),
-        ("oom", Level.EMERGENCY, True),
-        ("max", Level.CRITICAL, True),
-        ("high", Level.HIGH, True),
+    called = (
+        (level, key) for key, level, of_ancestors in COUNTER_LEVELS if (local or of_ancestors) and getattr(delta, key)
     )
-    return next(((level, key) for key, level, counts in rows if counts and getattr(delta, key)), None)
+    return next(called, None)
 
 
-def _learn_growth(gauge: Gauge, needed_bytes: int, now: float) -> None:
-    if gauge.sampled_at is not None and gauge.needed_bytes is not None and now > gauge.sampled_at:
-        elapsed = now - gauge.sampled_at
-        rate = (needed_bytes - gauge.needed_bytes) / elapsed
-        weight = min(1.0, elapsed / GROWTH_HORIZON_S)
-        gauge.growth_bytes_per_s += weight * (rate - gauge.growth_bytes_per_s)
-    gauge.needed_bytes = needed_bytes
-    gauge.sampled_at = now
+# What is learned on the way
 
 
-def _raise(gauge: Gauge, level: Level, reason: str) -> None:
+def _learn_thrash(gauge: Gauge, own: Usage, elapsed_s: float, now: float) -> None:
+    """Refaults and stall per second; mapped pages that are gone while they come back count as evicted, not as freed."""
+    if elapsed_s >= SHORTEST_SPAN_S:
+        if own.refaults is not None and gauge.refaults is not None:
+            gauge.refault_bytes_per_s = max(0, own.refaults - gauge.refaults) * PAGE_BYTES / elapsed_s
+        if own.psi_some_us is not None and gauge.psi_us is not None:
+            gauge.psi_ratio = max(0, own.psi_some_us - gauge.psi_us) / 1e6 / elapsed_s
+    if elapsed_s >= SHORTEST_SPAN_S or gauge.refaults is None:
+        gauge.refaults, gauge.psi_us = own.refaults, own.psi_some_us
+    if gauge.refault_bytes_per_s > 0:
+        gauge.refaulted_at = now
+    mapped_bytes = own.mapped_bytes or 0
+    if now - gauge.refaulted_at > REFAULT_MEMORY_S:
+        # Nothing comes back: what is not mapped any more was given up, not taken.
+        gauge.mapped_peak_bytes = mapped_bytes
+    gauge.mapped_peak_bytes = max(gauge.mapped_peak_bytes, mapped_bytes)
+    refaulting = now - gauge.refaulted_at <= REFAULT_MEMORY_S
+    gauge.evicted_bytes = gauge.mapped_peak_bytes - mapped_bytes if refaulting else 0
+
+
+def _learn_static(gauge: Gauge, policy: Policy, now: float) -> None:
+    """Needed bytes that stood still for a while at a normal level are held at rest; from then on their minimum is."""
+    pressure = gauge.pressure
+    if pressure is None or gauge.needed_bytes is None:
+        return
+    if gauge.learned_static_bytes is not None:
+        gauge.learned_static_bytes = min(gauge.learned_static_bytes, gauge.needed_bytes)
+        return
+    still = abs(gauge.growth.slow) <= STILL_RATIO_PER_S * pressure.limit_bytes
+    if not still or gauge.level is not Level.NORMAL:
+        gauge.still_since = None
+    elif gauge.still_since is None:
+        gauge.still_since = now
+    elif now - gauge.still_since >= policy.settle_s:
+        gauge.learned_static_bytes = gauge.needed_bytes
+
+
+# Up at once, down slowly
+
+
+def _raise(gauge: Gauge, level: Level, reason: str, now: float) -> None:
+    if gauge.fell_at is not None and now - gauge.fell_at < FLAP_WINDOW_S:
+        gauge.flaps = min(MAX_FLAPS, gauge.flaps + 1)
+    gauge.fell_at = None
     gauge.level = level
     gauge.reason = reason
+    gauge.changed_at = now
     gauge.undercut_since = None
 
 
-def _lower(gauge: Gauge, policy: Policy, now: float) -> None:
-    """One step down when the mark, less the hysteresis, has been undercut for the dwell time."""
+def _lower(gauge: Gauge, policy: Policy, called: Level, now: float) -> None:
+    """One step down when everything, the marks less the hysteresis, has been undercut for the dwell time."""
     if gauge.level is Level.NORMAL:
+        if gauge.fell_at is not None and now - gauge.fell_at >= FLAP_WINDOW_S:
+            gauge.fell_at, gauge.flaps = None, 0
         return
-    if gauge.pressure is not None and _held_level(policy, gauge.pressure) >= gauge.level:
+    if called >= gauge.level or _held_level(policy, gauge.pressure) >= gauge.level:
         gauge.undercut_since = None
         return
     if gauge.undercut_since is None:
         gauge.undercut_since = now
-    if now - gauge.undercut_since >= policy.dwell_s:
+    dwell_s = dwell(gauge, policy)
+    if now - gauge.undercut_since >= dwell_s:
         gauge.level = Level(gauge.level - 1)
-        gauge.undercut_since = now
-        gauge.reason = f"below the mark for {policy.dwell_s:g} s: {describe(gauge.pressure)}"
+        gauge.undercut_since = gauge.fell_at = now
+        gauge.reason = f"below the mark for {dwell_s:g} s: {describe(gauge.pressure)}"
 
 
-def _held_level(policy: Policy, pressure: Pressure) -> Level:
+def why(gauge: Gauge, now: float) -> str:
+    """What there is to say at this moment: what has just raised the level, else what calls now, else what does not."""
+    return gauge.reason if gauge.changed_at == now else gauge.calls
+
+
+def age(gauge: Gauge) -> None:
+    """One step down towards what was last seen, where nothing can be seen any more."""
+    if gauge.level > gauge.called:
+        gauge.level = Level(gauge.level - 1)
+        gauge.reason = "nothing was counted for the dwell time, and nothing can be read"
+
+
+def dwell(gauge: Gauge, policy: Policy) -> float:
+    """How long a mark has to be undercut before the level falls: longer for a target that flaps."""
+    return float(policy.dwell_s * 2**gauge.flaps)
+
+
+def _held_level(policy: Policy, pressure: Pressure | None) -> Level:
     """The level that needed bytes plus the hysteresis would have: what holds a level up."""
-    slack = int(policy.hysteresis_ratio * (pressure.limit_bytes - pressure.static_bytes))
-    lifted = Pressure(
-        pressure.path,
-        pressure.kind,
-        pressure.limit_bytes,
-        pressure.needed_bytes + slack,
-        pressure.static_bytes,
-        pressure.ratio + policy.hysteresis_ratio,
-    )
-    return mark_level(policy, lifted)
-
-
-def describe(pressure: Pressure | None) -> str:
-    """The figures of a pressure as one clause for reasons and logs."""
     if pressure is None:
-        return "no limit on the way to the root"
-    mib = 1 << 20
-    return (
-        f"needed {pressure.needed_bytes / mib:.1f} MiB is {pressure.ratio:.0%} of the range below "
-        f"{pressure.kind} {pressure.limit_bytes / mib:.1f} MiB of {pressure.path}"
-    )
+        return Level.NORMAL
+    return mark_level(policy, lifted(pressure, slack_bytes(policy, pressure)))

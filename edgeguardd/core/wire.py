@@ -5,7 +5,9 @@ Contract: docs/reference/protocol.md. Unknown fields are ignored, so that either
 Sizes are bytes, times are seconds, counts are whole and not negative, ratios are 0…1; JSON knows no NaN.
 """
 
-from typing import Annotated, TypeVar
+import enum
+import re
+from typing import Annotated, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -24,9 +26,9 @@ MAX_SUPPORTS = 32
 MAX_ECHO_CHARS = 200
 
 # Names end up in logs and on terminals: no control characters, no line separators.
-_NAME_PATTERN = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
+NAME_PATTERN = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 
-Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=_NAME_PATTERN)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=NAME_PATTERN)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Finished = Annotated[tuple[Name, ...], Meta(max_length=MAX_FINISHED)]
@@ -64,6 +66,7 @@ class ReportLine(Struct, frozen=True, tag="report", tag_field="type", omit_defau
     waiting: Whole | None = None
     batch_limit: Whole | None = None
     bytes_per_token: Whole | None = None
+    bytes_per_request: Whole | None = None
     finished: Finished = ()
 
 
@@ -182,6 +185,10 @@ ERROR_CODES = {
     "too_many_subscribers": ErrorCode("No more connections are taken.", closes=True),
 }
 
+# The words that a field of a closed set may hold, for the remedy; whose field it is makes no difference.
+_FIELD_WORDS: dict[str, type[enum.Enum]] = {"role": Role, "status": AckStatus, "effect": AckEffect}
+_NO_SUCH_WORD = re.compile(r"Invalid enum value .* - at `\$\.(\w+)`", re.DOTALL)
+
 _UNKNOWN_CODE = ErrorCode("", closes=False)
 
 
@@ -243,13 +250,24 @@ def _decode(decoder: "msgspec.json.Decoder[T]", line: bytes) -> T:
         message = decoder.decode(line)
     except msgspec.ValidationError as error:
         _check_version(_version_of(line))
-        text = str(error)[:MAX_ECHO_CHARS]
-        code = "unknown_type" if "Invalid value" in text and str(error).endswith("`$.type`") else "bad_message"
-        raise ProtocolError(code, f"cannot read the message: {text}") from None
+        raise _not_read(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError("bad_json", f"cannot read the line as JSON: {str(error)[:MAX_ECHO_CHARS]}") from None
     _check_version(message.v)
     return message
+
+
+def _not_read(why: str) -> ProtocolError:
+    """The error of a line that is JSON but no message; where a word was to be one of a few, they are told."""
+    words: list[object] = []
+    code = "bad_message"
+    if "Invalid value" in why and why.endswith("`$.type`"):
+        code = "unknown_type"
+        words = [message.__struct_config__.tag for message in get_args(ClientMessage)]
+    elif (found := _NO_SUCH_WORD.fullmatch(why)) and found[1] in _FIELD_WORDS:
+        words = [word.value for word in _FIELD_WORDS[found[1]]]
+    remedy = f"; write one of {', '.join(map(str, words))}" if words else ""
+    return ProtocolError(code, f"cannot read the message: {why[:MAX_ECHO_CHARS]}{remedy}")
 
 
 def _version_of(line: bytes) -> int:

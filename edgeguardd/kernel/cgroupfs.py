@@ -1,7 +1,7 @@
 """The cgroup v2 tree and the memory files of one cgroup in it.
 
-Must not: wait, follow removals (tree does), judge figures (core.policy does). Upstream: core.kernelfmt, core.procfmt.
-Downstream: tree, nodes, targets.
+Must not: wait, follow removals (tree does), judge figures (core.policy does). Upstream: core.kernelfmt, core.procfmt,
+pressure. Downstream: tree, nodes, targets.
 """
 
 import errno
@@ -13,6 +13,7 @@ from edgeguardd.core import kernelfmt, procfmt
 from edgeguardd.core.model import Counters, Usage
 from edgeguardd.core.text import printable
 from edgeguardd.errors import EdgeguardError, FormatError, KernelError, TargetError
+from edgeguardd.kernel.pressure import MEMORY_PRESSURE, PressureFile
 
 EVENTS: Final = "memory.events"
 EVENTS_LOCAL: Final = "memory.events.local"
@@ -37,11 +38,12 @@ _REMEDIES = {
     errno.EMFILE: "raise LimitNOFILE= of the daemon",
     errno.ENFILE: "raise fs.file-max",
 }
+MAY_NOT_LOOK: Final = "grant the daemon the right to list and enter the directories there, or run it as root"
 _DEFAULT_REMEDY = "see the kernel log"
 
 
 class CgroupGoneError(KernelError):
-    """The cgroup was removed while it was read. What comes under its path next is another one."""
+    """The cgroup was removed, or its memory controller switched off. What comes under its path next has other files."""
 
 
 class CgroupRoot:
@@ -70,7 +72,9 @@ class Node:
         """
         self.path = path
         self.fault: str | None = None
-        self._full_path = full_path
+        # For messages only: the files are opened through the directory.
+        self._full_path = shown(full_path)
+        self.pressure = PressureFile(MEMORY_PRESSURE, f"{self._full_path}/{MEMORY_PRESSURE}", dir_fd)
         self._dir_fd = dir_fd
         self._own = own
         self._fds: dict[str, int] = {}
@@ -104,7 +108,8 @@ class Node:
     def usage(self) -> Usage:
         """The figures. Raises FormatError, KernelError, CgroupGoneError.
 
-        memory.stat or swap files that cannot be used leave their figures unknown, and the reason in `fault`.
+        memory.stat or swap files that cannot be used leave their figures unknown, and the reason in `fault`. Pressure
+        that cannot be read is no fault of the cgroup: the reason stays in `pressure`.
         """
         self.fault = None
         current_bytes = self._figure(CURRENT)
@@ -124,11 +129,26 @@ class Node:
             swap_bytes=self._spare(lambda: self._figure(SWAP_CURRENT)),
             swap_max_bytes=self._spare(lambda: self._limit(SWAP_MAX)),
             refaults=kernelfmt.refaults(stat),
+            mapped_bytes=stat.get("file_mapped"),
+            psi_some_us=self.pressure.some_us(),
         )
 
     def limits(self) -> tuple[int | None, int | None]:
         """memory.high and memory.max; a file that is not there is no limit. Raises as usage does."""
         return self._limit(HIGH), self._limit(MAX)
+
+    def is_dead(self) -> bool:
+        """Whether its files answer that the cgroup is gone, as they then do for ever.
+
+        Asked of the limits: to read the counters would take back a wake-up that is still on its way.
+        """
+        try:
+            self.limits()
+        except CgroupGoneError:
+            return True
+        except EdgeguardError:
+            return False
+        return False
 
     def close(self) -> None:
         """Close every descriptor. Twice is fine."""
@@ -136,6 +156,7 @@ class Node:
             if fd != _MISSING:
                 os.close(fd)
         self._fds.clear()
+        self.pressure.close()
 
     def _events_name(self) -> str | None:
         names = (EVENTS,) if self._own else (EVENTS_LOCAL, EVENTS)
@@ -213,8 +234,14 @@ def find_root(override: str | None = None, proc: str = "/proc") -> CgroupRoot:
     if override is not None:
         if not os.path.isdir(override):
             raise KernelError(f"cannot use cgroup_root {override}: not a directory; correct it or leave it out")
-        if _controllers(override) in (None, True):
+        controllers = _controllers(override)
+        if controllers:
             return CgroupRoot(override)
+        if controllers is None:
+            raise KernelError(
+                f"cannot use cgroup_root {override}: no cgroup v2 tree, as it has no cgroup.controllers to read; "
+                "name where cgroup v2 is mounted (usually /sys/fs/cgroup), or leave it out"
+            )
         raise KernelError(_why_not(_mounts(proc), proc, override))
     mounts = _mounts(proc)
     for point in mounts.cgroup2:

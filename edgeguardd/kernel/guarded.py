@@ -1,6 +1,6 @@
 """What is known of one target between its samples.
 
-Must not: read or emit. Upstream: nodes, tree. Downstream: sampler, targets.
+Must not: read or emit. Upstream: nodes, tree, pressure. Downstream: sampler, targets.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from edgeguardd.core.config import Policy
 from edgeguardd.core.model import Counters
 from edgeguardd.kernel.neighbourhood import Neighbourhood
 from edgeguardd.kernel.nodes import Watched
+from edgeguardd.kernel.pressure import StallAlarm
 from edgeguardd.kernel.tree import Follower, Place
 
 
@@ -30,6 +31,7 @@ class Guarded:
 
     `links`: its own cgroup first, then the ancestors towards the root; empty while the cgroup is absent or unreadable.
     `was_absent`: we have seen that it was not there, so all that the next one counts happened on our watch.
+    `told`: the counters already told when its files went and its directory stayed.
     """
 
     def __init__(self, name: str, path: str, policy: Policy, interval_s: float, *, dynamic: bool) -> None:
@@ -43,10 +45,12 @@ class Guarded:
         self.follower: Follower | None = None
         self.links: list[Link] = []
         self.was_absent = False
+        self.told: Counters | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.second_look: asyncio.TimerHandle | None = None
         self.looks_left = 0
         self.neighbourhood: Neighbourhood | None = None
+        self.alarm: StallAlarm | None = None
         self.attached_at = 0.0
         self.looked_at = 0.0
         self.sampled_at: float | None = None
@@ -65,12 +69,15 @@ class TargetStatus(Struct, frozen=True):
 
     `watch`: "epoll" when its counters wake the daemon, "poll" when they are only read at `interval_s`.
     `degraded`: why its files cannot be used, in whole or in part. `errors`: readings that failed since it was added.
+    `psi`: "trigger" when the kernel wakes us as its tasks wait for memory, "polled" when how long they waited is only
+    read at each sample, "absent" when it is not known.
     `limited_by`: the ancestors that have a limit now, the nearest first. `counters`: those of its own memory.events.
     """
 
     path: str
     present: bool
     watch: str
+    psi: str
     dynamic: bool
     interval_s: float
     sample_age_s: float | None
@@ -87,6 +94,7 @@ def status_of(target: Guarded, shown_path: str, now: float) -> TargetStatus:
         path=shown_path,
         present=target.place is not None and target.place.present,
         watch="epoll" if own is not None and own.watched.woken_fd is not None else "poll",
+        psi="absent" if target.alarm is None else target.alarm.mode,
         dynamic=target.dynamic,
         interval_s=target.interval_s,
         sample_age_s=None if target.sampled_at is None else round(max(0.0, now - target.sampled_at), 3),

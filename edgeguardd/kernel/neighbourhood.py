@@ -36,8 +36,18 @@ class Neighbourhood:
         except (OSError, EdgeguardError):
             return None  # the parent went as well, or cannot be read: then nothing is claimed
 
+    def explain(self, kills_before: int | None, own_kills: int) -> None:
+        """The target's own counters have been read, own_kills more than before; kills_before stood here just before.
+
+        A kill that fell between the two readings is in own_kills and not in kills_before: it is explained as well.
+        """
+        if kills_before is None or self.explained is None:
+            self.explained = kills_before
+        else:
+            self.explained = max(kills_before, self.explained + own_kills)
+
     def unexplained(self) -> int:
-        """Kills since the count that `explained` holds: the one that stood when the target's own was last read."""
+        """Kills since the target's own were last read and explained."""
         now = self.kills()
         return 0 if now is None or self.explained is None else max(0, now - self.explained)
 

@@ -72,11 +72,13 @@ class Nodes(Generic[User]):
         self._open: dict[tuple[str, bool], Watched[User]] = {}
 
     def use(self, place: Place, user: User, *, own: bool) -> Watched[User]:
-        """The cgroup at a place that is present, until leave. Raises KernelError when it cannot be opened."""
-        assert place.dir_fd is not None  # noqa: S101  callers ask for present places only
+        """The cgroup at a place, until leave. Raises KernelError when it cannot be opened; absent: CgroupGoneError."""
+        if place.dir_fd is None:
+            raise CgroupGoneError(f"cannot open {shown(self._root.full(place.path))}: the cgroup was removed")
         key = (place.path, own)
         watched = self._open.get(key)
-        if watched is None:
+        # Others may still hold dead files: they find out at their own next look.
+        if watched is None or watched.node.is_dead():
             node = Node(self._root.full(place.path), place.dir_fd, shown(place.path), own=own)
             watched = Watched(node, own=own)
             try:
@@ -96,7 +98,8 @@ class Nodes(Generic[User]):
         watched.users.remove(user)
         if not watched.users:
             self._close(watched)
-            del self._open[place_path, watched.own]
+            if self._open.get((place_path, watched.own)) is watched:
+                del self._open[place_path, watched.own]
 
     def recheck(self, watched: Watched[User]) -> None:
         """Whether an ancestor has a limit by now, or no longer. Raises CgroupGoneError."""

@@ -3,13 +3,14 @@
 Must not: read memory files. Upstream: tree. Downstream: targets.
 """
 
+import errno
 import fnmatch
 import os
 import re
 from collections.abc import Callable
 from typing import Protocol
 
-from edgeguardd.kernel.cgroupfs import CgroupRoot, normal_path
+from edgeguardd.kernel.cgroupfs import MAY_NOT_LOOK, CgroupRoot, normal_path, shown
 from edgeguardd.kernel.tree import Follower, Place, Tree
 
 # The types of unit that have a cgroup (systemd.resource-control(5)).
@@ -84,7 +85,10 @@ class Unit:
 
 
 class Search:
-    """All cgroups that match a pattern, from now on. `found` and `lost` get their paths."""
+    """All cgroups that match a pattern, from now on. `found` and `lost` get their paths.
+
+    `on_fault` gets a sentence about a directory that cannot be listed.
+    """
 
     def __init__(
         self,
@@ -93,12 +97,14 @@ class Search:
         pattern: Pattern,
         found: Callable[[str], None],
         lost: Callable[[str], None],
+        on_fault: Callable[[str], None],
     ) -> None:
         self._root = root
         self._tree = tree
         self._pattern = pattern
         self._found = found
         self._lost = lost
+        self._on_fault = on_fault
         self._inside: dict[str, tuple[Place, Follower]] = {}
         self._closed = False
         self.matches: set[str] = set()
@@ -133,8 +139,12 @@ class Search:
         try:
             with os.scandir(self._root.full(place.path)) as entries:
                 names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-        except OSError:
+        except FileNotFoundError:
             # Gone meanwhile: what watches its parent says so.
+            return
+        except OSError as error:
+            remedy = "raise LimitNOFILE= of the daemon" if error.errno == errno.EMFILE else MAY_NOT_LOOK
+            self._on_fault(f"cannot look into {shown(self._root.full(place.path))}: {error.strerror}; {remedy}")
             return
         there = {_below(place.path, name) for name in names}
         for path in [*self.matches, *self._inside]:
@@ -169,11 +179,6 @@ class Search:
         for match in [known for known in self.matches if known.startswith(place.path + "/")]:
             self.matches.discard(match)
             self._lost(match)
-
-
-def _component(pattern: str) -> re.Pattern[str]:
-    hidden = "" if pattern.startswith(".") else r"(?!\.)"
-    return re.compile(hidden + fnmatch.translate(pattern))
 
 
 def _parts(path: str) -> list[str]:

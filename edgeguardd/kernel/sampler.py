@@ -3,6 +3,7 @@
 Must not: know specs or peers (targets does), judge figures (core does). Upstream: nodes, tree. Downstream: targets.
 
     wake-up of a counter file ─┐
+    tasks wait for memory ─────┤
     timer of the target ───────┼─▶ _sample ─▶ SampleTaken | SampleFailed, then CountersMoved for each file that moved
     tree: cgroup is there ─────┘
 """
@@ -26,8 +27,12 @@ from edgeguardd.kernel.cgroupfs import CgroupGoneError, CgroupRoot
 from edgeguardd.kernel.guarded import Guarded, Link
 from edgeguardd.kernel.neighbourhood import Neighbourhood
 from edgeguardd.kernel.nodes import Nodes, Reading, Watched
+from edgeguardd.kernel.pressure import StallAlarm
 from edgeguardd.kernel.tree import Follower, Place, Tree
 from edgeguardd.kernel.wakeups import Wakeups
+
+# Sentences about PSI are said once each; garbled files could make many.
+_MAX_SAID = 64
 
 _NOTHING_COUNTED = Counters(*(0 for _ in Counters.__struct_fields__))
 
@@ -59,6 +64,7 @@ class Sampler:
         self._on_fault = on_fault
         self._wakeups = Wakeups(loop)
         self._nodes: Nodes[Guarded] = Nodes(root, self._wakeups, self._woken)
+        self._psi_said: set[str] = set()
 
     def start(self, target: Guarded, *, fresh: bool = False) -> None:
         """Begin to follow the target's path. `fresh`: its cgroup has just been made, so all that it counts is news."""
@@ -104,16 +110,19 @@ class Sampler:
     def _tick(self, target: Guarded) -> None:
         target.looked_at = self._clock()
         self._set_timer(target)
-        place, links = target.place, target.links
+        place = target.place
         if place is None:
             return
+        identity = place.identity
         self._tree.check(place)
-        if target.links is not links:
+        if target.place is not place or place.identity is not identity:
             # It vanished or appeared just now, and that has been told.
             return
         if target.attached:
-            self._recheck_ancestors(target)
-            self._sample(target, {})
+            if self._recheck_ancestors(target):
+                self._sample(target, {})
+            else:
+                self._gone(target)
         elif place.present:
             self._attach(target, place)
 
@@ -135,7 +144,9 @@ class Sampler:
 
     def _attach(self, target: Guarded, place: Place) -> None:
         """Open the files and tell. What cannot be opened is tried again by the timer."""
-        seen = _NOTHING_COUNTED if target.was_absent else None
+        if target.attached or target.place is not place:
+            return
+        seen = _NOTHING_COUNTED if target.was_absent and target.told is None else target.told
         try:
             self._link(target, place, seen, own=True)
             for above in place.ancestors():
@@ -145,31 +156,54 @@ class Sampler:
             return
         except KernelError as error:
             self._release(target)
-            self._fail(target, str(error))
+            # In a directory that was just removed no file is found either: then the tree is about to tell.
+            if self._tree.holds(place):
+                self._fail(target, str(error))
             return
         target.was_absent = False
+        target.told = None
         target.attached_at = self._clock()
         if place.parent is not None:
             target.neighbourhood = Neighbourhood(place.parent)
+        target.alarm = StallAlarm(
+            target.links[0].watched.node.pressure,
+            self._loop,
+            self._clock,
+            lambda: self.sample_now(target),
+            self._say_of_psi,
+        )
         self._emit(CgroupAppeared(target.name))
         self._sample(target, {})
 
     def _link(self, target: Guarded, place: Place, seen: Counters | None, *, own: bool) -> None:
         target.links.append(Link(place.path, self._nodes.use(place, target, own=own), seen))
 
-    def _detach(self, target: Guarded) -> None:
-        """The cgroup is gone: read it a last time if that can be, then let go of its files."""
+    def _gone(self, target: Guarded) -> None:
+        """A file answered that its cgroup is gone, and will do so for ever.
+
+        If the directory went too, the tree finds out by itself. If only the controller was switched off, the timer
+        tries the same directory again; then the counters may go on where they were, for where another controller needs
+        it the kernel only hides it: `io` does (cgroup_apply_control_disable, kernel/cgroup/cgroup.c; seen on 6.1).
+        """
+        self._detach(target, target.links[0].seen)
+
+    def _detach(self, target: Guarded, told: Counters | None = None) -> None:
+        """Its files are dead: read them a last time if that can be, let go of them, and tell."""
         if target.attached:
             self._sample(target, {}, last=True)
-        if target.attached:
-            near = target.neighbourhood
-            if near is not None and (kills := near.unexplained()):
-                self._emit(KillsNearRemoval(target.name, near.path, kills))
-            self._release(target)
-            self._emit(CgroupVanished(target.name))
-        target.was_absent = True
+        if target.place is None:
+            return
+        known = target.attached or target.failure is not None
+        near = target.neighbourhood
+        kills = 0 if near is None else near.unexplained()
+        self._release(target)
+        target.was_absent, target.told = True, told
         target.failure = target.fault = None
         self.set_interval(target, self.slow_s)
+        if near is not None and kills:
+            self._emit(KillsNearRemoval(target.name, near.path, kills))
+        if known:
+            self._emit(CgroupVanished(target.name))
 
     def _release(self, target: Guarded) -> None:
         for link in target.links:
@@ -178,6 +212,9 @@ class Sampler:
         if target.neighbourhood is not None:
             target.neighbourhood.close()
             target.neighbourhood = None
+        if target.alarm is not None:
+            target.alarm.close()
+            target.alarm = None
         if target.second_look is not None:
             target.second_look.cancel()
             target.second_look = None
@@ -185,20 +222,33 @@ class Sampler:
 
     # Reading and telling
 
-    def _recheck_ancestors(self, target: Guarded) -> None:
+    def _recheck_ancestors(self, target: Guarded) -> bool:
+        """Which of them have a limit by now. False: the files of one are dead, so all have to be opened again."""
         try:
             for link in target.links[1:]:
                 self._nodes.recheck(link.watched)
         except CgroupGoneError:
-            # So is the target's own cgroup, and reading that comes next.
-            return
+            return False
+        return True
 
     def _sample(self, target: Guarded, readings: Round, *, last: bool = False) -> None:
         """Read the target's cgroup and its limited ancestors, each once a round, and tell."""
-        read: list[tuple[Link, Reading]] = []
         near = target.neighbourhood
-        # Before the own counters: a kill in between may then be told twice over, but never not at all.
+
         kills_before = None if near is None else near.kills()
+        read: list[tuple[Link, Reading]] = []
+        dead = not self._read(target, readings, read)
+        if read:
+            if near is not None:
+                near.explain(kills_before, _new_kills(*read[0]))
+            target.looked_at = self._clock()
+            # What was counted is told even if an ancestor's files died meanwhile; figures without its limit are not.
+            self._tell_all(target, read, sample=not dead and not (last and read[0][1].usage is None))
+        if dead and not last and target.attached:
+            self._gone(target)
+
+    def _read(self, target: Guarded, readings: Round, read: list[tuple[Link, Reading]]) -> bool:
+        """Add a reading of each cgroup that is to be read, the target's own first. False: the files of one are dead."""
         try:
             for link in target.links:
                 if not link.watched.limited:
@@ -207,17 +257,13 @@ class Sampler:
                 if link.watched not in readings:
                     readings[link.watched] = link.watched.read()
                 read.append((link, readings[link.watched]))
-        except CgroupGoneError as error:
-            if not last:
-                self._gone(target, str(error))
-            return
-        if not read:
-            return
-        if near is not None:
-            near.explained = kills_before
-        target.looked_at = self._clock()
+        except CgroupGoneError:
+            return False
+        return True
+
+    def _tell_all(self, target: Guarded, read: list[tuple[Link, Reading]], *, sample: bool) -> None:
         moves = [move for move in (self._move(target, link, reading) for link, reading in read) if move is not None]
-        if read[0][1].usage is not None or not last:
+        if sample:
             self._tell(target, [reading for _, reading in read])
         self._look_again(target, moves)
         for move in moves:
@@ -267,8 +313,22 @@ class Sampler:
             target.errors += 1
             self._on_fault(f"{target.name} is watched in part only: {fault}")
         target.fault = fault
+        self._follow_stalls(target, own.usage.psi_some_us)
         usages = tuple(reading.usage for reading in readings if reading.usage is not None)
         self._emit(SampleTaken(Sample(target.name, usages)))
+
+    def _follow_stalls(self, target: Guarded, some_us: int | None) -> None:
+        if target.alarm is not None:
+            target.alarm.follow(target.policy.psi_ratio, some_us)
+        fault = target.links[0].watched.node.pressure.fault
+        if fault is not None:
+            self._say_of_psi(fault)
+
+    def _say_of_psi(self, sentence: str) -> None:
+        """Once, for all targets: everything works without."""
+        if sentence not in self._psi_said and len(self._psi_said) < _MAX_SAID:
+            self._psi_said.add(sentence)
+            self._on_fault(sentence)
 
     def _fail(self, target: Guarded, reason: str) -> None:
         """A target that cannot be read is told of once for each reason, and tried again by its timer."""
@@ -277,10 +337,10 @@ class Sampler:
             target.failure = reason
             self._emit(SampleFailed(target.name, reason))
 
-    def _gone(self, target: Guarded, reason: str) -> None:
-        """A file answered that its cgroup is gone: let the tree find out what is there instead."""
-        if target.place is not None:
-            links = target.links
-            self._tree.check(target.place)
-            if target.links is links:
-                self._fail(target, reason)
+
+def _new_kills(link: Link, reading: Reading) -> int:
+    """Kills of this reading that have not been told yet."""
+    if reading.counters is None or reading.counters.oom_kill is None:
+        return 0
+    told = 0 if link.seen is None or link.seen.oom_kill is None else link.seen.oom_kill
+    return max(0, reading.counters.oom_kill - told)

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from edgeguardd.core.config import Policy, SamplingConfig, TargetSpec
 from edgeguardd.core.events import Event, TargetAdded, TargetDropped
 from edgeguardd.errors import TargetError
-from edgeguardd.kernel.cgroupfs import EVENTS, CgroupRoot, normal_path, shown
+from edgeguardd.kernel.cgroupfs import EVENTS, MAY_NOT_LOOK, CgroupRoot, normal_path, shown
 from edgeguardd.kernel.guarded import Guarded, TargetStatus, status_of
+from edgeguardd.kernel.names import found_name
 from edgeguardd.kernel.resolve import Glob, Pattern, Search, Unit
 from edgeguardd.kernel.sampler import Sampler
 from edgeguardd.kernel.tree import Tree
@@ -64,12 +65,17 @@ class Targets:
         self._sampler = Sampler(root, self._tree, loop, emit, clock or loop.time, self._fault)
         self._wishes: dict[str, _Wish] = {}
         self._targets: dict[str, Guarded] = {}
+        # Found when max_targets was reached, by name: they take the places of those that end.
+        self._turned_away: dict[str, tuple[_Wish, str]] = {}
         self._poll_timer: asyncio.TimerHandle | None = None
 
     # What the configuration wants
 
-    def apply(self, specs: Sequence[TargetSpec], sampling: SamplingConfig) -> None:
-        """Guard what the specs name, and nothing else that a spec named before; what stays the same is not touched."""
+    def apply(self, specs: Sequence[TargetSpec], sampling: SamplingConfig, defaults: Policy | None = None) -> None:
+        """Guard what the specs name, and nothing else that a spec named before; what stays the same is not touched.
+
+        `defaults`: how the targets of guard_peer are judged from now on; None: as before.
+        """
         was_slow_s, self._sampler.slow_s = self._sampler.slow_s, sampling.slow_s
         for target in self._targets.values():
             if target.interval_s == was_slow_s:
@@ -84,9 +90,16 @@ class Targets:
                 self._fulfil(spec)
             elif known.spec != spec:
                 known.spec = spec
-                for target in known.targets.values():
-                    target.policy = spec.policy
-                    self._emit(TargetAdded(target.name, shown(target.path), target.policy))
+                for target in list(known.targets.values()):
+                    self._judge_by(target, spec.policy)
+        if defaults is not None:
+            for target in [target for target in self._targets.values() if target.dynamic]:
+                self._judge_by(target, defaults)
+
+    def _judge_by(self, target: Guarded, policy: Policy) -> None:
+        if target.policy != policy:
+            target.policy = policy
+            self._emit(TargetAdded(target.name, shown(target.path), policy))
 
     def _fulfil(self, spec: TargetSpec) -> None:
         wish = self._wishes[spec.name] = _Wish(spec)
@@ -105,6 +118,7 @@ class Targets:
             pattern,
             lambda path: self._found(wish, path, many=pattern.many),
             lambda path: self._lost(wish, path, many=pattern.many),
+            self._fault,
         )
         wish.search.start()
         wish.searching = False
@@ -115,13 +129,14 @@ class Targets:
         wish = self._wishes.pop(name)
         if wish.search is not None:
             wish.search.close()
+        self._turned_away = {name: waits for name, waits in self._turned_away.items() if waits[0] is not wish}
         for path in list(wish.targets):
             self._drop(wish.targets.pop(path))
 
     def _found(self, wish: _Wish, path: str, *, many: bool) -> None:
         """A cgroup matches. Found after the first look, it has just been made."""
         if many:
-            self._add(wish, f"{wish.spec.name}:{shown(path)}", path, fresh=not wish.searching)
+            self._add(wish, found_name(path, f"{wish.spec.name}:"), path, fresh=not wish.searching)
             return
         for target in list(wish.targets.values()):
             if path != target.path and not (target.place is not None and target.place.present):
@@ -129,6 +144,8 @@ class Targets:
 
     def _lost(self, wish: _Wish, path: str, *, many: bool) -> None:
         target = wish.targets.get(path)
+        if many:
+            self._turned_away.pop(found_name(path, f"{wish.spec.name}:"), None)
         if target is None or wish.search is None:
             return
         if many:
@@ -151,6 +168,8 @@ class Targets:
         if name in self._targets or len(self._targets) >= self.max_targets:
             why = "the name is taken" if name in self._targets else f"max_targets = {self.max_targets} is reached"
             self._fault(f"cannot guard {name}: {why}; change it in the configuration")
+            if name not in self._targets:
+                self._turned_away[name] = wish, path
             return
         target = Guarded(name, path, wish.spec.policy, self._sampler.slow_s, dynamic=False)
         wish.targets[path] = target
@@ -165,6 +184,18 @@ class Targets:
         self._sampler.stop(target)
         del self._targets[target.name]
         self._emit(TargetDropped(target.name))
+        if self._turned_away:
+            self._loop.call_soon(self._take_in)
+
+    def _take_in(self) -> None:
+        """There is room for some that there was none for."""
+        for name, (wish, path) in list(self._turned_away.items()):
+            if len(self._targets) >= self.max_targets:
+                return
+            del self._turned_away[name]
+            # A unit, which has the name of its spec, may run elsewhere by now.
+            runs_in = _best(wish.search.matches) if wish.search is not None and name == wish.spec.name else None
+            self._add(wish, name, runs_in or path)
 
     # What subscribers want
 
@@ -215,21 +246,25 @@ class Targets:
         return max(around, key=lambda target: len(target.path), default=None)
 
     def _dynamic(self, path: str, policy: Policy) -> Guarded:
-        name = shown(path)
+        name = found_name(path)
         if name in self._targets or len(self._targets) >= self.max_targets:
             raise TargetError(f"cannot guard {name}: {len(self._targets)} targets are guarded; raise max_targets")
         full = self._root.full(path)
-        if not os.path.isdir(full):
-            raise TargetError(f"cannot guard {name}: no such cgroup in {self._root.path}; check cgroup_root")
-        if not os.path.exists(f"{full}/{EVENTS}"):
-            if path == "/":
-                raise TargetError(
-                    "cannot guard the root cgroup: it has no limits and no counters; start the server as a systemd "
-                    "service or in a cgroup of its own"
+        try:
+            os.stat(f"{full}/{EVENTS}")
+        except PermissionError as error:
+            raise TargetError(f"cannot guard {name}: {error.strerror}; {MAY_NOT_LOOK}") from None
+        except OSError:
+            if not os.path.isdir(full):
+                why = f"no such cgroup in {self._root.path}; check cgroup_root"
+            elif path == "/":
+                name = "the root cgroup"
+                why = (
+                    "it has no limits and no counters; start the server as a systemd service or in a cgroup of its own"
                 )
-            raise TargetError(
-                f"cannot guard {name}: the memory controller is not enabled there; set MemoryAccounting=yes on the unit"
-            )
+            else:
+                why = "the memory controller is not enabled there; set MemoryAccounting=yes on the unit"
+            raise TargetError(f"cannot guard {name}: {why}") from None
         return Guarded(name, path, policy, self._sampler.slow_s, dynamic=True)
 
     # What the daemon asks
@@ -237,6 +272,11 @@ class Targets:
     def names(self) -> list[str]:
         """The targets, in the order in which they came."""
         return list(self._targets)
+
+    def path_of(self, name: str) -> str:
+        """Where a target's cgroup is, below the root and as opening needs it; "" for an unknown name."""
+        target = self._targets.get(name)
+        return "" if target is None else target.path
 
     def set_interval(self, name: str, interval_s: float) -> None:
         """Sample the target at this interval from now on. Unknown names are fine."""
@@ -285,6 +325,7 @@ class Targets:
             self._sampler.stop(target)
         self._wishes.clear()
         self._targets.clear()
+        self._turned_away.clear()
         self._sampler.close()
         self._watch.close()
         self._tree.close()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 
 from edgeguardd.errors import KernelError
-from edgeguardd.kernel.cgroupfs import CgroupRoot
+from edgeguardd.kernel.cgroupfs import MAY_NOT_LOOK, CgroupRoot, shown
 from edgeguardd.kernel.treewatch import DirWatch, TreeWatch
 
 _OPEN = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -100,6 +100,10 @@ class Tree:
             self._check(above)
         self._check(place)
 
+    def holds(self, place: Place) -> bool:
+        """Whether what is there now is what the place holds open. Tells nobody: that comes with check, or inotify."""
+        return place.present and self._identity(place) == place.identity
+
     def check_all(self) -> None:
         """Compare every place and entry with what is there now, and try again for the watches that are missing."""
         self.polling = False
@@ -137,7 +141,8 @@ class Tree:
             return
         if place.present:
             self._vanish(place)
-        if now is not None:
+        # Who was told may have looked again, and opened what is there now; or have been the last who wanted to know.
+        if now is not None and not place.present and place.parent.kids.get(place.name) is place:
             self._appear(place)
 
     def _check_below(self, place: Place) -> None:
@@ -154,7 +159,10 @@ class Tree:
             return None
         try:
             found = os.stat(place.name, dir_fd=place.parent.dir_fd, follow_symlinks=False)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            self._on_fault(f"cannot look for {shown(self._root.full(place.path))}: {error.strerror}; {MAY_NOT_LOOK}")
             return None
         return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
 
@@ -166,25 +174,36 @@ class Tree:
             if error.errno != errno.ENOENT:
                 self.polling = True
                 self._on_fault(
-                    f"cannot open {self._root.full(place.path)}: {error.strerror}; "
+                    f"cannot open {shown(self._root.full(place.path))}: {error.strerror}; "
                     "raise LimitNOFILE= of the daemon if it ran out of descriptors"
                 )
             return
         found = os.fstat(dir_fd)
         place.dir_fd, place.identity = dir_fd, (found.st_dev, found.st_ino)
         self._arm(place)
-        for follower in list(place.followers):
-            follower.appeared(place)
-        for kid in list(place.kids.values()):
-            self._check(kid)
+        if self._told(place, lambda follower: follower.appeared(place)):
+            for kid in list(place.kids.values()):
+                self._check(kid)
 
     def _vanish(self, place: Place) -> None:
         for kid in list(place.kids.values()):
             if kid.present:
                 self._vanish(kid)
+        if self._told(place, lambda follower: follower.vanished(place)):
+            self._release(place)
+
+    def _told(self, place: Place, tell: Callable[[Follower], None]) -> bool:
+        """Tell every follower. False: what one of them did had the place change again, and the others know of that.
+
+        Each opening makes an identity of its own, so the same object means that nothing was opened or closed meanwhile.
+        """
+        identity = place.identity
         for follower in list(place.followers):
-            follower.vanished(place)
-        self._release(place)
+            if follower in place.followers:
+                tell(follower)
+            if place.identity is not identity:
+                return False
+        return True
 
     def _release(self, place: Place) -> None:
         self._disarm(place)

@@ -45,6 +45,12 @@ class HttpServer:
             why = os.strerror(code) if code in errno.errorcode else str(fault)
             remedy = _REMEDIES.get(code, "set [http] address and port")
             raise ServeError(f"cannot listen on {address}:{port}: {why}; {remedy}") from fault
+        if not self._server.sockets:
+            # asyncio takes a failing socket(2) for an address family that this machine has not, and goes on without.
+            raise ServeError(
+                f"cannot listen on {address}:{port}: no socket could be had; "
+                "let the daemon open more files (systemd: LimitNOFILE=, else ulimit -n), or set [http] address"
+            )
 
     @property
     def port(self) -> int:

@@ -286,4 +286,5 @@ def _report_of(line: wire.ReportLine) -> Report:
         waiting=line.waiting,
         batch_limit=line.batch_limit,
         bytes_per_token=line.bytes_per_token,
+        bytes_per_request=line.bytes_per_request,
     )

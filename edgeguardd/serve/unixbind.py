@@ -4,6 +4,9 @@ Must not: accept connections; touch a socket that systemd made. Upstream: Socket
 
 One lock file beside the socket (`PATH.lock`, flock) says who owns the place, so that of two daemons started at once
 one wins, and a socket file left behind by a kill -9 can be removed without fear. Both files go when the owner stops.
+
+Where only the last directory of the path is missing, as /run/edgeguardd is after each boot, it is made, and removed at
+a clean stop if it is empty then.
 """
 
 import contextlib
@@ -20,43 +23,51 @@ from edgeguardd.errors import ServeError
 
 # sizeof(sun_path) in unix(7), less the NUL at its end.
 MAX_PATH_BYTES = 107
+MAX_GID = 2**32 - 2  # 2^32 - 1 means "no group" to the kernel
 LOCK_SUFFIX = ".lock"
+# Everybody may come as far as the socket, whose own mode and group say who may connect.
+DIRECTORY_MODE = 0o755
 # A lock file that its owner removes between our open and our flock is opened again; twice in a row is unheard of.
 _LOCK_TRIES = 10
 
 _REMEDIES = {
-    errno.ENOENT: "create the directory (systemd: RuntimeDirectory=) or set [socket] path",
+    errno.ENOENT: "create its directory and what that is in (mkdir -p), or set [socket] path",
     errno.ENOTDIR: "a part of the path is not a directory; set [socket] path",
     errno.EACCES: "run as a user who may write there, or set [socket] path",
     errno.EPERM: "run as a user who may write there, or set [socket] path",
     errno.EROFS: "set [socket] path to a file system that can be written",
     errno.ENOSPC: "make room on that file system",
     errno.EADDRINUSE: "somebody else has just taken it; stop that or set [socket] path",
+    errno.EMFILE: "let the daemon open more files (systemd: LimitNOFILE=, else ulimit -n)",
+    errno.ENFILE: "let the machine open more files (sysctl fs.file-max)",
 }
 
 
 class Claim:
     """A bound socket that does not listen yet, and the duty to remove its file."""
 
-    def __init__(self, path: str, sock: socket.socket, lock_fd: int) -> None:
+    def __init__(self, path: str, sock: socket.socket, place: contextlib.ExitStack) -> None:
+        """`place`: gives the place free, once the file is gone."""
         found = os.stat(path)
         self.sock = sock
         self._path = path
-        self._lock_fd = lock_fd
+        self._place = place
         self._inode = (found.st_dev, found.st_ino)
 
     def remove_file(self) -> None:
-        """Unlink the socket file, if it is still the one that was made."""
-        try:
+        """Unlink the socket file, if it is still the one that was made.
+
+        One that cannot be (the directory became read-only) stays: the next start takes it for what it is, stale, and
+        nothing else of the daemon's stop may fail for it.
+        """
+        with contextlib.suppress(OSError):
             found = os.stat(self._path, follow_symlinks=False)
             if (found.st_dev, found.st_ino) == self._inode:
                 os.unlink(self._path)
-        except FileNotFoundError:
-            pass
 
     def unlock(self) -> None:
-        """Let another daemon take the place. Call it once, last."""
-        _unlock(self._path, self._lock_fd)
+        """Close the socket if it is still open, and let another daemon take the place. Call it last."""
+        self._place.close()
 
 
 def claim(config: SocketConfig) -> Claim:
@@ -64,15 +75,16 @@ def claim(config: SocketConfig) -> Claim:
     path = config.path
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise _cannot(path, f"the path has more than {MAX_PATH_BYTES} bytes", "set a shorter [socket] path")
-    gid = _gid_of(path, config.group)
     try:
-        lock_fd = _lock(path)
-        try:
+        gid = _gid_of(path, config.group)
+        with contextlib.ExitStack() as place:
+            if _make_directory(path):
+                place.callback(_remove_directory, path)
+            lock_fd = _lock(path)
+            place.callback(_unlock, path, lock_fd)
             _remove_stale(path)
-            return _bind(path, config.mode, gid, lock_fd)
-        except BaseException:
-            _unlock(path, lock_fd)
-            raise
+            sock = place.enter_context(_bind(path, config.mode, gid))
+            return Claim(path, sock, place.pop_all())
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "set [socket] path to another place")
         raise _cannot(path, os.strerror(error.errno or 0), remedy) from error
@@ -95,12 +107,33 @@ def _gid_of(path: str, group: str | None) -> int:
     if group is None:
         return -1
     if group.isdecimal():
+        if int(group) > MAX_GID:
+            raise _cannot(path, f"there is no group {group}", f"set [socket] group to one of at most {MAX_GID}")
         return int(group)
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
         remedy = f"create it (groupadd --system {group}) or set [socket] group"
         raise _cannot(path, f"there is no group {group!r}", remedy) from None
+
+
+def _make_directory(path: str) -> bool:
+    """Make the socket's directory where it alone is missing. Whether it was made; raises OSError."""
+    directory = os.path.dirname(path)
+    if os.path.isdir(directory):
+        return False
+    try:
+        os.mkdir(directory)
+    except FileExistsError:  # another daemon was faster, or it is no directory, which the lock will tell
+        return False
+    os.chmod(directory, DIRECTORY_MODE)  # whatever the umask
+    return True
+
+
+def _remove_directory(path: str) -> None:
+    """Remove the directory that was made; one that somebody else uses as well is not empty, and stays."""
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(path))
 
 
 def _lock(path: str) -> int:
@@ -156,7 +189,8 @@ def _is_live(path: str) -> bool:
         return True
 
 
-def _bind(path: str, mode: int, gid: int, lock_fd: int) -> Claim:
+def _bind(path: str, mode: int, gid: int) -> socket.socket:
+    """The socket with its file. Raises OSError, and then leaves neither."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         # Nobody can connect before listen(2), whatever the mode; the umask only keeps the window tidy.
@@ -165,18 +199,16 @@ def _bind(path: str, mode: int, gid: int, lock_fd: int) -> Claim:
             sock.bind(path)
         finally:
             os.umask(umask)
-        made = Claim(path, sock, lock_fd)
+        try:
+            os.chown(path, -1, gid)
+            os.chmod(path, mode)
+        except BaseException:
+            os.unlink(path)
+            raise
     except BaseException:
         sock.close()
         raise
-    try:
-        os.chown(path, -1, gid)
-        os.chmod(path, mode)
-    except BaseException:
-        made.remove_file()
-        sock.close()
-        raise
-    return made
+    return sock
 
 
 def _taken(path: str) -> ServeError:

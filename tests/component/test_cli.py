@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from edgeguardd.core import wire
+from tests.support.children import ending
 from tests.support.fakedaemon import COMMAND, STATUS, WELCOME, FakeDaemon
 from tests.support.wait import eventually
 
@@ -71,7 +73,7 @@ def test_without_a_daemon_one_sentence_says_what_to_do(command: tuple[str, ...])
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "edgeguardctl: cannot reach edgeguardd at http://127.0.0.1:1/status: connection refused; "
-        "start it (`systemctl start edgeguardd`) or give --http ADDRESS:PORT\n"
+        "start it (`edgeguardd run`, or its service) or give --http ADDRESS:PORT\n"
     )
 
 
@@ -165,9 +167,8 @@ def test_subscribe_without_a_daemon_says_what_to_do(tmp_path: Path) -> None:
 def test_a_reader_that_has_seen_enough_ends_it_quietly(daemon: FakeDaemon) -> None:
     """`edgeguardctl subscribe | head -1` leaves no complaint."""
     daemon.lines += [wire.encode(COMMAND)] * 2000
-    with subprocess.Popen(
-        [*CTL, "subscribe", "--socket", daemon.socket_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    argv = [*CTL, "subscribe", "--socket", daemon.socket_path]
+    with ending(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline()
@@ -176,12 +177,53 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(daemon: FakeDaemon) -> No
         assert process.wait(TIMEOUT_S) == 0
 
 
+def shell(daemon: FakeDaemon, command: str, redirection: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run one of the commands from a shell that redirects its streams."""
+    places = {
+        "status": ["--http", daemon.http_address],
+        "watch": [*daemon.options(), "--count", "1"],
+        "subscribe": ["--socket", daemon.socket_path, "--count", "1"],
+        "check-config": ["/dev/null/none"],
+    }
+    words = shlex.join([*CTL, command, *places[command]])
+    argv = ["/bin/sh", "-c", f"exec {words} {redirection}"]
+    env = {**os.environ, **environment}
+    return subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, env=env, check=False)
+
+
+@pytest.mark.parametrize("command", ["status", "watch", "subscribe"])
+@pytest.mark.parametrize("redirection", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_output_is_output_that_nobody_wants(daemon: FakeDaemon, command: str, redirection: str) -> None:
+    """`>&-` is like `>/dev/null`: exit status 0, and no traceback about a stream that is not there."""
+    done = shell(daemon, command, redirection)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("command", ["status", "watch", "subscribe", "check-config"])
+def test_output_that_cannot_be_written_is_one_sentence(daemon: FakeDaemon, command: str) -> None:
+    """A full disk is said, with exit status 1; a script that reads an empty file would not know otherwise."""
+    done = shell(daemon, command, ">/dev/full")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "edgeguardctl: cannot go on: No space left on device; make room where the output goes\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_name_that_the_terminal_cannot_show_is_shown_escaped(daemon: FakeDaemon, encoding: str) -> None:
+    """A subscriber's name in another script does not end the command of whoever looks."""
+    subscriber = {**STATUS["subscribers"][0], "name": "模型"}
+    daemon.status = json.dumps({**STATUS, "subscribers": [subscriber]}).encode()
+    done = shell(daemon, "status", "", PYTHONIOENCODING=encoding)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u6a21\\u578b" in done.stdout
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("command", ["watch", "subscribe"])
 def test_an_interrupt_is_the_normal_end(daemon: FakeDaemon, command: str, number: signal.Signals) -> None:
     """No traceback and exit status 0; subscribe leaves SIGTERM to the system."""
     words = [command, *(daemon.options() if command == "watch" else ["--socket", daemon.socket_path])]
-    with subprocess.Popen([*CTL, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    started = subprocess.Popen([*CTL, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with ending(started) as process:
         assert process.stdout is not None
         assert process.stdout.readline()
         process.send_signal(number)
@@ -210,7 +252,7 @@ def test_watch_draws_in_a_terminal_and_leaves_it_as_it_was(daemon: FakeDaemon) -
     """The table is drawn in place, and the cursor is back after Ctrl-C."""
     parent, child = pty.openpty()
     with open(parent, "rb", buffering=0) as screen:
-        process = subprocess.Popen(
+        started = subprocess.Popen(
             [*CTL, "watch", *daemon.options(), "--interval", "0.1"],
             stdin=child,
             stdout=child,
@@ -219,15 +261,16 @@ def test_watch_draws_in_a_terminal_and_leaves_it_as_it_was(daemon: FakeDaemon) -
             start_new_session=True,
         )
         os.close(child)
-        drawn = b""
-        while drawn.count(b"850.0M") < 3:
-            drawn += screen.read(4096)
-        process.send_signal(signal.SIGINT)
-        try:
-            while chunk := screen.read(4096):
-                drawn += chunk
-        except OSError:  # EIO: the other side is closed
-            pass
-        assert process.wait(TIMEOUT_S) == 0
+        with ending(started) as process:
+            drawn = b""
+            while drawn.count(b"850.0M") < 3:
+                drawn += screen.read(4096)
+            process.send_signal(signal.SIGINT)
+            try:
+                while chunk := screen.read(4096):
+                    drawn += chunk
+            except OSError:  # EIO: the other side is closed
+                pass
+            assert process.wait(TIMEOUT_S) == 0
     assert drawn.count(b"\x1b[?25l") == drawn.count(b"\x1b[?25h") == 1
     assert b"Traceback" not in drawn

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import json
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ from edgeguardd.core import effects, wire
 from edgeguardd.core.config import SocketConfig
 from edgeguardd.core.events import AdmitAsked, ReportReceived
 from edgeguardd.core.model import AckEffect, AckStatus, Action, InForce, Report
-from tests.support.subscribers import Scripted, no_leaked_descriptors, serving, short_dir
+from edgeguardd.errors import ProtocolError
+from tests.support.subscribers import TRIM, Scripted, no_leaked_descriptors, serving, short_dir, standing_in, welcome
 from tests.support.wait import soon
 
 
@@ -288,6 +291,100 @@ def test_a_hung_daemon_is_left_and_found_again() -> None:
                     await writer.wait_closed()
 
     run(test())
+
+
+def test_an_ack_does_not_wait_behind_questions() -> None:
+    """Of two thousand questions that nobody answers or awaits any more, few are on the wire before the ack."""
+
+    async def test() -> None:
+        with short_dir() as directory:
+            server = Server(f"{directory}/s")
+            async with standing_in(f"{directory}/s", welcome()) as connections, server.guard:
+                await soon(lambda: server.guard.connected)
+                await asyncio.gather(*(server.guard.admit(tokens=1, timeout_s=0.01) for _ in range(2000)))
+                reader, writer = connections[0]
+                writer.write(wire.encode(TRIM))
+                before = 0
+                while b'"status":"done"' not in await asyncio.wait_for(reader.readline(), 20):
+                    before += 1
+                assert before < 500
+
+    run(test())
+
+
+def test_figures_for_a_daemon_that_does_not_read_are_merged() -> None:
+    """While the socket is full nothing is piled up: when there is room again, the latest figure is the one sent."""
+
+    async def test() -> None:
+        with short_dir() as directory:
+            guard = AsyncSubscriber("s", target="llm", path=f"{directory}/s")
+            async with standing_in(f"{directory}/s", welcome()) as connections, guard:
+                await soon(lambda: guard.connected)
+                for number in range(20_000):
+                    guard.finished(f"{number}-".ljust(128, "x"))
+                reporter = guard._session._reporter
+                for running in (1, 2, 3):
+                    await soon(lambda: (due := reporter.due()) is None or due <= time.monotonic())
+                    guard.report(running=running)
+                    await soon(lambda: (due := reporter.due()) is None or due <= time.monotonic())
+                    guard.pump()
+                told: list[int] = []
+                while told[-1:] != [3]:
+                    line = json.loads(await asyncio.wait_for(connections[0][0].readline(), 20))
+                    told += [line["running"]] if "running" in line else []
+                assert len(told) <= 2
+
+    run(test())
+
+
+@pytest.mark.parametrize("where", ["receive", "take_output"])
+def test_a_defect_of_the_client_ends_one_connection_at_most(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails inside, the client connects again and obeys: else the server stayed as it is for ever."""
+    failed: list[str] = []
+
+    async def test() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
+        async with serving() as scripted:
+            server = Server(scripted.server.config.path)
+            whole = getattr(server.guard._session, where)
+
+            def fail_once(*args: Any, **kwargs: Any) -> Any:
+                if server.guard.connected and not failed:
+                    failed.append(where)
+                    raise ZeroDivisionError("a defect")
+                return whole(*args, **kwargs)
+
+            monkeypatch.setattr(server.guard._session, where, fail_once)
+            async with server.guard:
+                await scripted.joined()
+                scripted.announce(Level.HIGH)
+                await scripted.joined(2)
+                scripted.command(Action.TRIM_KV_CACHE, subscriber=2, release_bytes=1)
+                await soon(scripted.acks)
+                assert failed == [where]
+
+    run(test())
+
+
+def test_a_refusal_is_told_once_and_leaving_not_at_all(caplog: pytest.LogCaptureFixture) -> None:
+    """One line with the daemon's sentence however often it is asked again; a clean close is no warning."""
+    asked = []
+
+    def admit_peer(_peer: object, hello: wire.Hello) -> str | None:
+        asked.append(hello.name)
+        if len(asked) < 4:
+            raise ProtocolError("unknown_target", "cannot serve llm: no such target")
+        return hello.target
+
+    async def test() -> None:
+        async with serving(admit_peer) as scripted:
+            async with AsyncSubscriber("s", target="llm", path=scripted.server.config.path) as guard:
+                await soon(lambda: guard.connected)
+            await scripted.left()
+
+    run(test())
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "it refused us as s: cannot serve llm: no such target (unknown_target); trying again" in told
 
 
 def test_closing_ends_the_handler_that_runs() -> None:

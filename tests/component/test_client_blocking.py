@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -11,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from edgeguardd.client import Command, Level, Logical, NoEffect, Released, Subscriber, Unsupported
+from edgeguardd.client import Command, Level, Logical, NoEffect, Released, Subscriber, Unsupported, blocking
 from edgeguardd.core import effects, wire
 from edgeguardd.core.config import SocketConfig
-from edgeguardd.core.events import AdmitAsked, ReportReceived
+from edgeguardd.core.events import AdmitAsked, ReportReceived, SubscriberLeft
 from edgeguardd.core.model import AckEffect, AckStatus, Action, InForce, Report
-from tests.support.subscribers import Scripted, no_leaked_descriptors, serving, short_dir
+from edgeguardd.errors import ProtocolError
+from tests.support.subscribers import TRIM, Scripted, no_leaked_descriptors, serving, short_dir, standing_in, welcome
 from tests.support.wait import eventually, soon
 
 
@@ -102,6 +104,13 @@ def raising(error: BaseException) -> Any:
         (raising(MemoryError("no room")), AckStatus.FAILED, None, "MemoryError: no room"),
         (raising(UnicodeError("\udc80")), AckStatus.FAILED, None, "UnicodeError: ?"),
         (raising(SystemExit("out")), AckStatus.FAILED, None, "SystemExit: out"),
+        (
+            raising(asyncio.CancelledError("inside asyncio.run")),
+            AckStatus.FAILED,
+            None,
+            "CancelledError: inside asyncio.run",
+        ),
+        (raising(KeyboardInterrupt()), AckStatus.FAILED, None, "KeyboardInterrupt: "),
         (raising(Unsupported("no cache")), AckStatus.UNSUPPORTED, None, "Unsupported: no cache"),
     ],
 )
@@ -406,6 +415,265 @@ def test_a_hung_daemon_is_left_and_found_again() -> None:
                 writer.close()
                 with contextlib.suppress(ConnectionError):
                     await writer.wait_closed()
+
+    run(test())
+
+
+@pytest.mark.parametrize("heartbeat_s", [1e9, 1e300, -1e300])
+def test_an_odd_welcome_does_not_end_the_subscription(heartbeat_s: float) -> None:
+    """No figure of the daemon's can make the client deaf: the next command is carried out."""
+
+    async def test() -> None:
+        with short_dir() as directory:
+            server = Server(f"{directory}/s")
+            async with standing_in(f"{directory}/s", welcome(heartbeat_s)) as connections:
+                with subscribed(server.guard):
+                    await soon(lambda: server.guard.connected)
+                    connections[0][1].write(wire.encode(TRIM))
+                    await soon(lambda: server.calls == [("trim", 1)])
+                    await asyncio.to_thread(server.guard.close)
+
+    run(test())
+
+
+@pytest.mark.parametrize("where", ["receive", "tick", "due"])
+def test_a_defect_of_the_client_ends_one_connection_at_most(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever fails inside, the client connects again and obeys: else the server stayed as it is for ever."""
+    failed: list[str] = []
+
+    async def test() -> None:
+        async with serving() as scripted:
+            server = Server(scripted.server.config.path)
+            whole = getattr(server.guard._session, where)
+
+            def fail_once(*args: Any, **kwargs: Any) -> Any:
+                if server.guard.connected and not failed:
+                    failed.append(where)
+                    raise ZeroDivisionError("a defect")
+                return whole(*args, **kwargs)
+
+            monkeypatch.setattr(server.guard._session, where, fail_once)
+            with subscribed(server.guard):
+                await scripted.joined()
+                scripted.announce(Level.HIGH)
+                await scripted.joined(2)
+                scripted.command(Action.TRIM_KV_CACHE, subscriber=2, release_bytes=1)
+                await soon(scripted.acks)
+                assert failed == [where]
+
+    run(test())
+
+
+def test_an_ack_does_not_wait_behind_questions() -> None:
+    """Of two thousand questions that nobody answers or awaits any more, few are on the wire before the ack."""
+
+    async def test() -> None:
+        with short_dir() as directory:
+            server = Server(f"{directory}/s")
+            async with standing_in(f"{directory}/s", welcome()) as connections:
+                with subscribed(server.guard):
+                    await soon(lambda: server.guard.connected)
+
+                    def ask() -> None:
+                        for _ in range(100):
+                            server.guard.admit(tokens=1, timeout_s=0.001)
+
+                    await asyncio.gather(*(asyncio.to_thread(ask) for _ in range(20)))
+                    reader, writer = connections[0]
+                    writer.write(wire.encode(TRIM))
+                    before = 0
+                    while b'"status":"done"' not in await asyncio.wait_for(reader.readline(), 20):
+                        before += 1
+                    assert before < 500
+                    await asyncio.to_thread(server.guard.close)
+
+    run(test())
+
+
+def test_commands_are_carried_out_when_no_thread_can_be_made_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server at its limit of tasks is the one that needs to be trimmed: the threads are there from the start."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def test() -> None:
+        async with serving() as scripted:
+            server = Server(scripted.server.config.path)
+            with subscribed(server.guard):
+                await scripted.joined()
+                monkeypatch.setattr(threading.Thread, "start", refuse)
+                scripted.command(Action.TRIM_KV_CACHE, release_bytes=1)
+                scripted.command(Action.REJECT_REQUESTS, accept_requests=False)
+                await soon(lambda: len(scripted.acks()) == 2)
+                assert {ack.status for ack in scripted.acks()} == {AckStatus.DONE}
+            monkeypatch.undo()
+
+    run(test())
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_a_start_without_threads_is_refused_and_leaves_nothing(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The application hears of it at once; no descriptor and none of the threads that could be made is left."""
+    start = threading.Thread.start
+    left = [True] * threads
+
+    def refuse(thread: threading.Thread) -> None:
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        start(thread)
+
+    async def test() -> None:
+        guard = Server("/nowhere").guard
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            guard.start()
+        monkeypatch.undo()
+        guard.close()
+
+    run(test())
+
+
+def test_a_server_that_only_trims_has_no_thread_for_the_rest() -> None:
+    """Threads are made for what has a handler."""
+
+    async def test() -> None:
+        guard = Subscriber("s", path="/nowhere", handlers={"trim_kv_cache": print})
+        with subscribed(guard):
+            names = {thread.name for thread in threading.enumerate() if thread.name.startswith("edgeguardd")}
+            assert names == {"edgeguardd-client", "edgeguardd-trim"}
+            await asyncio.to_thread(guard.close)
+
+    run(test())
+
+
+def test_a_handler_that_hangs_holds_up_neither_heartbeats_nor_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon still hears from the server, other commands are obeyed, and close() gives up waiting."""
+    monkeypatch.setattr(blocking, "JOIN_S", 0.05)
+
+    async def test() -> None:
+        async with serving(heartbeat_s=0.5) as scripted:
+            server = Server(scripted.server.config.path)
+            server.may_trim.clear()
+            with subscribed(server.guard):
+                await scripted.joined()
+                scripted.command(Action.TRIM_KV_CACHE, release_bytes=1)
+                await soon(server.trimming.is_set)
+                heard = scripted.server.stats.lines_in
+                await soon(lambda: scripted.server.stats.lines_in >= heard + 3)
+                assert server.guard.connected
+                assert scripted.of(SubscriberLeft) == []
+                scripted.command(Action.REJECT_REQUESTS, accept_requests=False)
+                await soon(scripted.acks)
+                await asyncio.wait_for(asyncio.to_thread(server.guard.close), 20)
+                await scripted.left()
+                server.may_trim.set()
+
+    run(test())
+
+
+def test_on_event_may_ask_and_even_exit() -> None:
+    """Asking there gets the default instead of a wait for itself; what it raises ends nothing."""
+    answers: list[bool] = []
+
+    async def test() -> None:
+        async with serving() as scripted:
+            path = scripted.server.config.path
+
+            def look(event: object) -> None:
+                if isinstance(event, wire.LevelLine):
+                    answers.append(guard.admit(timeout_s=1000).asked)
+                    raise SystemExit
+
+            guard = Subscriber("s", target="llm", path=path, on_event=look)
+            with subscribed(guard):
+                await scripted.joined()
+                for count in (1, 2):
+                    scripted.announce(Level.HIGH if count == 1 else Level.NORMAL)
+                    await soon(lambda count=count: len(answers) == count)  # type: ignore[misc]
+                assert answers == [False, False]
+
+    run(test())
+
+
+def test_endless_times_are_taken() -> None:
+    """lost_after_s and timeout_s may be infinite."""
+
+    async def test() -> None:
+        async with serving() as scripted:
+            guard = Subscriber("s", target="llm", path=scripted.server.config.path, lost_after_s=math.inf)
+            with subscribed(guard):
+                await scripted.joined()
+                await soon(lambda: guard.connected)
+                assert (await asyncio.to_thread(guard.admit, timeout_s=math.inf)).asked
+
+    run(test())
+
+
+def test_leaving_is_no_reason_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """It is for a daemon that is away."""
+
+    async def test() -> None:
+        async with serving() as scripted:
+            with subscribed(Subscriber("s", target="llm", path=scripted.server.config.path)) as guard:
+                await soon(lambda: guard.connected)
+                await asyncio.to_thread(guard.close)
+
+    run(test())
+    assert warned(caplog) == []
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The warnings so far."""
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_refusal_is_told_once_with_the_daemons_sentence(caplog: pytest.LogCaptureFixture) -> None:
+    """The daemon was reached; however often it is asked again, one line says why it does not let us in."""
+    asked = []
+
+    def admit_peer(_peer: object, hello: wire.Hello) -> str | None:
+        asked.append(hello.name)
+        if len(asked) < 4:
+            raise ProtocolError("not_allowed", "cannot serve llm: you are in /other")
+        return hello.target
+
+    async def test() -> None:
+        async with serving(admit_peer) as scripted:
+            path = scripted.server.config.path
+            with subscribed(Subscriber("s", target="llm", path=path)) as guard:
+                await soon(lambda: guard.connected)
+                assert guard.last_error == "not_allowed: cannot serve llm: you are in /other"
+            (told,) = warned(caplog)
+            assert told == (
+                f"no connection to edgeguardd at {path}: it refused us as s: cannot serve llm: you are in /other "
+                "(not_allowed); trying again until it lets us in"
+            )
+
+    run(test())
+
+
+def test_a_daemon_that_stops_and_one_that_is_not_there_are_told_apart(caplog: pytest.LogCaptureFixture) -> None:
+    """First what it said at the end, then that nobody is there, each once."""
+
+    async def test() -> None:
+        with short_dir() as directory:
+            path = f"{directory}/s"
+            scripted = Scripted(SocketConfig(path=path))
+            await scripted.server.start()
+            with subscribed(Subscriber("s", target="llm", path=path)) as guard:
+                await soon(lambda: guard.connected)
+                await scripted.server.close("the daemon stops")
+                await soon(lambda: len(warned(caplog)) == 2)
+                again = Scripted(SocketConfig(path=path))
+                await again.server.start()
+                await soon(lambda: guard.connected)
+                await again.server.close()
+            first, second, *_ = warned(caplog)
+            assert first.startswith(
+                f"no connection to edgeguardd at {path}: it said bye: the daemon stops; trying again"
+            )
+            assert second.startswith(f"cannot reach edgeguardd at {path}: no such file or directory; trying again")
 
     run(test())
 

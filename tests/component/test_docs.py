@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.children import ending
 from tests.support.faketree import MIB, FakeCgroup, FakeTree
 from tests.support.running import REPOSITORY, Daemon
 from tests.support.wait import eventually
@@ -22,7 +23,9 @@ from tests.support.wait import eventually
 ELSEWHERE = {
     "make demo": "run on its own; tests/demo is the program",
     "make test": "this very run",
-    "pip install .": "tests/component/test_package.py builds and installs the wheel",
+    "python3 -m venv /opt/edgeguardd && /opt/edgeguardd/bin/pip install .": "setup.sh does it for .venv",
+    "pipx install .": "as above; tests/component/test_package.py runs the wheel",
+    "uv tool install --python 3.12 .": "as above",
 }
 
 
@@ -32,9 +35,9 @@ def text_of(page: str) -> str:
 
 
 def shell_lines(page: str) -> list[str]:
-    """The commands of the indented blocks, without their comments."""
-    lines = [line for line in text_of(page).splitlines() if line.startswith("    ")]
-    return [line.split(" #")[0].strip() for line in lines if re.match(r"    (make|pip|edgeguard)", line)]
+    """The commands of the indented blocks outside Python ones, without their comments."""
+    text = re.sub(r"```python\n.*?```", "", text_of(page), flags=re.DOTALL)
+    return [line.split(" #")[0].strip() for line in text.splitlines() if re.match(r" {4,}[a-z][\w-]*( |$)", line)]
 
 
 def python_block(page: str) -> str:
@@ -103,9 +106,10 @@ def test_each_look_of_the_readme_works(daemon: Daemon, command: str) -> None:
     argv = [sys.executable, "-m", "edgeguardd.cli.edgeguardctl", *shlex.split(command)[1:]]
     http, socket = ["--http", daemon.http.removeprefix("http://")], ["--socket", daemon.socket_path]
     options = {"status": http, "watch": http + socket, "subscribe": socket}[argv[3]]
-    with subprocess.Popen(
+    started = subprocess.Popen(
         [*argv, *options], cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    )
+    with ending(started) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
         if argv[3] != "status":
@@ -120,6 +124,14 @@ def test_every_command_of_the_readme_is_run_somewhere() -> None:
     known = {*ELSEWHERE, "edgeguardd run"}
     unknown = [line for line in shell_lines("README.md") if line not in known and not line.startswith("edgeguardctl")]
     assert unknown == []
+
+
+def test_the_readme_stays_on_one_screen() -> None:
+    """Whoever comes for the first time reads that much; the rest has its pages, each linked from here."""
+    lines = text_of("README.md").splitlines()
+    assert len(lines) <= 80
+    pages = {f"docs/reference/{name}" for name in os.listdir(os.path.join(REPOSITORY, "docs/reference"))}
+    assert [page for page in sorted(pages) if f"({page})" not in text_of("README.md")] == []
 
 
 def test_links_of_the_documents_lead_somewhere() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -390,6 +391,65 @@ def test_an_address_that_cannot_be_had_is_said(address: str, port: int) -> None:
         server = HttpServer(HttpConfig(address=address, port=port), HELLO)
         with pytest.raises(ServeError, match=r"cannot listen on .*; .*\[http\] address"):
             await server.start()
+
+    run(test())
+
+
+def test_a_server_that_has_got_no_socket_says_so() -> None:
+    """asyncio goes on without any when descriptors run out; the daemon must not, its operators would look in vain."""
+
+    async def test() -> None:
+        server = HttpServer(HttpConfig(port=0), HELLO)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        taken = []
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(socket.socket())
+            with pytest.raises(ServeError, match=r"cannot listen on 127\.0\.0\.1:0: .*LimitNOFILE="):
+                await server.start()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            for sock in taken:
+                sock.close()
+        await server.close()
+
+    run(test())
+
+
+HALF_OPEN = {
+    "says nothing": b"",
+    "one letter": b"G",
+    "half a head": b"GET /hello HTTP/1.1\r\nHost: h\r\nX: ",
+    "empty lines": b"\r\n",
+    "answered and idle": GET,
+    "answered and half a head": GET + b"GET /hel",
+    "wants an upgrade": GET.replace(b"\r\n\r\n", b"\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n") + b"x",
+    "refused, and sends on": b"POST /hello HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\nxxx",
+}
+
+
+def test_half_open_connections_of_every_kind_make_room_again() -> None:
+    """Slow or dead peers take all the places there are; each is let go after its time, and then others get in."""
+
+    async def test() -> None:
+        async with serving(timeout_s=0.2, max_connections=len(HALF_OPEN)) as server:
+            stalled = []
+            for sent in HALF_OPEN.values():
+                stalled.append(await asyncio.open_connection("127.0.0.1", server.port))
+                stalled[-1][1].write(sent)
+            await soon(lambda: server.stats.accepted == len(HALF_OPEN))
+            dripping = [asyncio.create_task(drip(writer)) for _, writer in stalled[::2]]
+            await soon(lambda: server.stats.current == 0)
+            assert (await asked(server, GET))[0] == 200
+            for task in dripping:
+                task.cancel()
+            await asyncio.wait(dripping)
+            for _, writer in stalled:
+                writer.close()
+                with contextlib.suppress(ConnectionError):
+                    await writer.wait_closed()
 
     run(test())
 

@@ -175,6 +175,18 @@ def test_acks_reports_and_questions_become_events() -> None:
     run(test())
 
 
+def test_every_figure_of_a_report_reaches_the_engine() -> None:
+    """What the protocol lets a server report is what decisions can stand on: none is dropped on the way."""
+
+    async def test() -> None:
+        figures = {field: number for number, field in enumerate(Report.__struct_fields__, start=1)}
+        async with serving() as scripted, peer(scripted, HELLO, {"type": "report", **figures}):
+            await soon(lambda: len(scripted.events) == 2)
+            assert scripted.events[1] == ReportReceived(1, Report(**figures), ())
+
+    run(test())
+
+
 def test_a_command_arrives_with_all_that_it_asks() -> None:
     """A delivered command is one line; parameters that are not set are left out."""
 

@@ -5,14 +5,20 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeguardd.core import configpolicy
 from edgeguardd.core import configtable as table
 from edgeguardd.core.config import (
     Config,
+    DeviceSpec,
     HttpConfig,
     Ladder,
+    LastResorts,
+    LastResortStep,
     LogConfig,
+    MachineConfig,
     Mark,
     Policy,
+    RecorderConfig,
     SamplingConfig,
     SocketConfig,
     Step,
@@ -21,14 +27,21 @@ from edgeguardd.core.config import (
 from edgeguardd.core.configlines import key_lines
 from edgeguardd.core.configparse import parse, read
 from edgeguardd.core.configtext import render
-from edgeguardd.core.model import Action
+from edgeguardd.core.model import Action, LastResort
 from edgeguardd.errors import ConfigError
 
-KEYS = sorted({row.key for section in (*table.SECTIONS, table.STEP) for row in section.rows})
-HEADERS = ["[socket]", "[http]", "[defaults]", "[defaults.ladder]", "[[target]]", "[target.ladder]", "[sampling]"]
+SECTIONS = (*table.SECTIONS, configpolicy.STEP, configpolicy.RESORT_STEP)
+KEYS = sorted({row.key for section in SECTIONS for row in section.rows})
+HEADERS = [
+    *("[socket]", "[http]", "[sampling]", "[machine]", "[[machine.device]]", "[recorder]", "[defaults]"),
+    *("[defaults.ladder]", "[defaults.last_resort]", "[[target]]", "[target.ladder]", "[target.last_resort]"),
+]
 SCALARS = st.one_of(
     st.sampled_from(["true", "nan", "-inf", "0x" + "f" * 40, "1e400", "1979-05-27", '"60%"', '"512M"', '"5s"', '"/a"']),
     st.sampled_from(['"trim_kv_cache"', '"reduce_batch"', "{headroom = 1}", '{action = "reduce_batch"}', '"""\n"""']),
+    st.sampled_from(
+        ['"restart"', '{action = "restart"}', '{action = "signal", signal = "SIGHUP"}', '"nvml"', '"file"']
+    ),
     st.integers().map(str),
     st.floats().map(repr),
     st.text(st.characters(codec="utf-8")).map(lambda text: f"'{text}'"),
@@ -62,16 +75,17 @@ def test_no_wrong_value_in_the_right_place_crashes_the_reader(text: str) -> None
     read_or_refuse(text)
 
 
+NAMES = ["socket", "http", "machine", "recorder", "defaults", "target"]
 TREES: st.SearchStrategy[Any] = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.dates()),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from([*KEYS, "socket", "defaults", "ladder", "target"]), inner, max_size=4),
+        st.dictionaries(st.sampled_from([*KEYS, *NAMES, "ladder", "last_resort", "device"]), inner, max_size=4),
     ),
 )
 
 
-@given(st.dictionaries(st.sampled_from([*KEYS, "socket", "http", "defaults", "target"]), TREES, max_size=5))
+@given(st.dictionaries(st.sampled_from([*KEYS, *NAMES]), TREES, max_size=5))
 def test_no_tree_crashes_the_parser(tree: dict[str, Any]) -> None:
     """A tree of any shape under known names is taken or refused."""
     try:
@@ -82,6 +96,22 @@ def test_no_tree_crashes_the_parser(tree: dict[str, Any]) -> None:
 
 seconds = st.floats(0.1, 3600.0)
 sizes = st.integers(1, 2**63 - 1)
+
+
+shares = st.floats(0.001, 1.0)
+services = st.sampled_from(["a.service", "llama@main.service"])
+
+
+@st.composite
+def resorts(draw: st.DrawFn) -> LastResorts:
+    """Last resorts that restart named units only, as any target may have them."""
+    reclaim = LastResortStep(LastResort.RECLAIM, draw(seconds))
+    freeze_s = draw(st.floats(0.1, 1800.0))
+    freeze = LastResortStep(LastResort.FREEZE, freeze_s * 2, max_freeze_s=freeze_s)
+    signal = LastResortStep(LastResort.SIGNAL, draw(seconds), signal=draw(st.sampled_from(["SIGTERM", "SIGUSR1"])))
+    restart = LastResortStep(LastResort.RESTART, draw(seconds), unit=draw(services))
+    kill = LastResortStep(LastResort.KILL)
+    return LastResorts((reclaim,), (), (freeze, reclaim), tuple(draw(st.permutations([signal, restart, kill]))))
 
 
 @st.composite
@@ -108,7 +138,19 @@ def policies(draw: st.DrawFn) -> Policy:
         restore_dwell_s=draw(seconds),
         repeat_s=draw(seconds),
         static_bytes=draw(sizes),
+        settle_s=draw(seconds),
+        lead_floor_s=draw(st.floats(0.001, 1.0)),
+        lead_ceiling_s=draw(st.floats(1.001, 3600.0)),
+        thrash_ratio_per_s=draw(shares),
+        psi_ratio=draw(st.floats(0.01, 1.0)),
+        livelock_s=draw(seconds),
+        relief=draw(st.booleans()),
+        relief_allowance_ratio=draw(st.floats(0, 1.0)),
+        relief_reserve_ratio=draw(st.floats(0, 0.5)),
+        priority=draw(st.integers(-1000, 1000)),
+        floor_bytes=draw(st.integers(0, 2**63 - 1)),
         ladder=Ladder((trim,), (batch,), (batch, trim), (batch, unload)),
+        last_resort=draw(resorts()),
     )
 
 
@@ -118,6 +160,34 @@ parts = st.text(st.characters(codec="utf-8", exclude_characters="/"), min_size=1
 )
 paths = st.lists(parts, min_size=1, max_size=3).map(lambda found: "/" + "/".join(found))
 targets = st.builds(TargetSpec, names, path=paths, policy=policies())
+
+
+@st.composite
+def devices(draw: st.DrawFn) -> DeviceSpec:
+    """Devices of all kinds, each with what its kind needs, their marks rising."""
+    kind = draw(st.sampled_from(table.DEVICE_KINDS))
+    elevated, high, critical = sorted(draw(st.sets(st.floats(0.001, 0.999), min_size=3, max_size=3)))
+    path = draw(paths) if kind == "file" else None
+    index = draw(st.integers(0, 255)) if kind == "nvml" else 0
+    return DeviceSpec(draw(names), kind, path, index, elevated, high, critical)
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> MachineConfig:
+    """Machines whose marks rise: less and less is available."""
+    critical, high, elevated = sorted(draw(st.sets(st.floats(0.001, 0.899), min_size=3, max_size=3)))
+    return MachineConfig(
+        draw(st.booleans()),
+        elevated,
+        high,
+        critical,
+        swap_free_ratio=draw(st.floats(0, 1)),
+        psi_ratio=draw(st.floats(0.01, 1)),
+        sample_s=draw(st.floats(0.1, 60)),
+        devices=tuple(draw(st.lists(devices(), max_size=3, unique_by=lambda spec: spec.name))),
+    )
+
+
 configs = st.builds(
     Config,
     socket=st.builds(
@@ -135,6 +205,9 @@ configs = st.builds(
     log=st.builds(
         LogConfig, format=st.sampled_from(["auto", "json", "text"]), level=st.sampled_from(["debug", "error"])
     ),
+    machine=machines(),
+    recorder=st.builds(RecorderConfig, st.booleans(), st.integers(256 << 10, 2**63 - 1)),
+    state_directory=paths,
     defaults=policies(),
     targets=st.lists(targets, max_size=3, unique_by=lambda spec: spec.name).map(tuple),
     self_targets=st.booleans(),

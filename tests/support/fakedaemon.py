@@ -20,6 +20,19 @@ STATUS: dict[str, Any] = {
     "config": {"path": "/etc/edgeguardd/edgeguardd.toml"},
     "worst_level": "high",
     "ready": True,
+    "machine": {
+        "level": "normal",
+        "reason": "",
+        "wanted_bytes": 0,
+        "enabled": True,
+        "interval_s": 1.0,
+        "sample_age_s": 0.5,
+        "psi": "trigger",
+        "estimated": False,
+        "degraded": None,
+        "sample": {"total_bytes": 8 * 2**30, "available_bytes": 5 * 2**30, "psi_some_us": 7},
+        "devices": [{"name": "gpu", "kind": "nvml", "used_bytes": 2**30, "total_bytes": 4 * 2**30, "degraded": None}],
+    },
     "targets": [
         {
             "name": "llm",

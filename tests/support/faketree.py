@@ -1,13 +1,15 @@
 """A cgroup tree of plain files in a temp dir: what the kernel layer reads, without a kernel.
 
 Must not: use the code under test. Upstream: tests. Downstream: kernel.cgroupfs, with cgroup_root set to `path`.
-Plain files cannot wake anybody (epoll refuses them), and a removed one stays readable through its descriptor: wake-ups
-and ENODEV are for the tests on a real kernel.
+Plain files cannot wake anybody (epoll refuses them), and a removed one stays readable through its descriptor, except
+inside `as_kernfs()`: wake-ups are for the tests on a real kernel.
 """
 
+import contextlib
+import errno
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 MIB = 1024 * 1024
 
@@ -48,10 +50,45 @@ class FakeCgroup:
         self.write("memory.stat", "".join(f"{key} {value}\n" for key, value in figures.items()))
         self.write("memory.current", f"{figures['anon'] + figures['file'] + figures['kernel']}\n")
 
+    def pressure(self, some_us: int) -> None:
+        """Set the total of memory.pressure, which is not there before."""
+        line = f"avg10=0.00 avg60=0.00 avg300=0.00 total={some_us}"
+        self.write("memory.pressure", f"some {line}\nfull {line}\n")
+
+    def switch_off(self) -> None:
+        """Take the memory controller away, as -memory in the parent's cgroup.subtree_control; the directory stays."""
+        for name in os.listdir(self.path):
+            if name.startswith("memory."):
+                self.unlink(name)
+
+    def switch_on(self, max_bytes: int | None = None, **counters: int) -> None:
+        """Bring it back; memory.events is what a target waits for, so it comes last."""
+        self.usage(0)
+        self.limits(max_bytes=max_bytes)
+        self.events(local=True)
+        self.events(local=False, **counters)
+
     def limits(self, high_bytes: int | None = None, max_bytes: int | None = None) -> None:
         """Set memory.high and memory.max; None is "max"."""
         self.write("memory.high", f"{'max' if high_bytes is None else high_bytes}\n")
         self.write("memory.max", f"{'max' if max_bytes is None else max_bytes}\n")
+
+
+@contextlib.contextmanager
+def as_kernfs() -> Iterator[None]:
+    """Meanwhile a file that was removed answers ENODEV for ever, as the kernel's do."""
+    real = os.pread
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(" (deleted)"):
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        return real(fd, size, offset)
+
+    os.pread = pread
+    try:
+        yield
+    finally:
+        os.pread = real
 
 
 class FakeTree:

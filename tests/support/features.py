@@ -58,6 +58,16 @@ def with_key(name: str, key: str) -> Callable[[], bool]:
     return probe
 
 
+def controller(name: str) -> Callable[[], bool]:
+    """A probe: cgroups below the root have this controller."""
+
+    def probe() -> bool:
+        with Cgroup.fresh("probe") as cgroup:
+            return name in cgroup.read("cgroup.controllers").split()
+
+    return probe
+
+
 def on_path(path: str) -> Callable[[], bool]:
     """A probe: this file exists and can be read."""
     return lambda: readable(path)
@@ -75,6 +85,7 @@ def readable(path: str) -> bool:
 
 FEATURES = {
     "cgroup.kill": Feature(in_cgroup("cgroup.kill"), (5, 14)),
+    "io": Feature(controller("io"), (4, 5), "CONFIG_BLK_CGROUP"),
     "memory.events.local": Feature(in_cgroup("memory.events.local"), (5, 2)),
     "memory.oom.group": Feature(in_cgroup("memory.oom.group"), (4, 19)),
     "memory.peak": Feature(in_cgroup("memory.peak"), (5, 19)),

@@ -51,6 +51,10 @@ class Hog:
         """Map a file and touch all its pages; it stays mapped."""
         self.ask("map", path)
 
+    def touch_files(self) -> None:
+        """Read every page of the mapped files again."""
+        self.ask("touch")
+
     def read_file(self, path: str) -> None:
         """Read a file through the page cache and forget it."""
         self.ask("read", path)

@@ -15,6 +15,7 @@ import time
 import urllib.request
 from typing import Any
 
+from tests.support import replayed
 from tests.support.wait import DEADLINE_S, eventually
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -29,8 +30,10 @@ class Daemon:
         self.config_path = os.path.join(directory, "edgeguardd.toml")
         self.log_path = os.path.join(directory, "log")
         self.cgroup_root = cgroup_root
+        self.state_directory = os.path.join(directory, "state")
         self.process: subprocess.Popen[bytes] | None = None
         self.environment: dict[str, str] = {}
+        self.killed = False
         self.write_config(config)
         if start:
             self.start()
@@ -38,12 +41,15 @@ class Daemon:
     def __enter__(self) -> "Daemon":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.stop()
+        if kind is None and not self.killed:
+            replayed.check(self)
 
     def write_config(self, body: str) -> None:
         """The configuration file; the socket and a free HTTP port come with it."""
         root = f"cgroup_root = {json.dumps(self.cgroup_root)}\n" if self.cgroup_root else ""
+        root += f"state_directory = {json.dumps(self.state_directory)}\n"
         with open(self.config_path, "w") as file:
             file.write(
                 f'{root}{body}\n[socket]\npath = "{self.socket_path}"\n[http]\nport = 0\n[log]\nformat = "json"\n'
@@ -62,7 +68,11 @@ class Daemon:
                 env={**os.environ, **self.environment},
             )
         if wait:
-            eventually(lambda: self._running() and len(self.facts("started")) > seen, what="the daemon starts")
+            try:
+                eventually(lambda: self._running() and len(self.facts("started")) > seen, what="the daemon starts")
+            except BaseException:
+                self.kill()  # no caller has it yet, to stop it
+                raise
 
     def _running(self) -> bool:
         assert self.process is not None
@@ -76,8 +86,9 @@ class Daemon:
         return self.process.pid
 
     def kill(self) -> None:
-        """kill -9."""
+        """kill -9. What it has not written by then cannot be replayed."""
         assert self.process is not None
+        self.killed = True
         self.process.kill()
         self.process.wait()
 
@@ -108,13 +119,12 @@ class Daemon:
 
     def facts(self, event: str) -> list[dict[str, Any]]:
         """The log lines of one name."""
-        found = []
-        for line in self.log_text().splitlines():
-            if line.startswith("{") and line.endswith("}"):
-                fact = json.loads(line)
-                if fact.get("event") == event:
-                    found.append(fact)
-        return found
+        return [fact for fact in self.all_facts() if fact["event"] == event]
+
+    def all_facts(self) -> list[dict[str, Any]]:
+        """All log lines, as objects."""
+        lines = self.log_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
     @property
     def http(self) -> str:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from edgeguardd.core.config import Policy, SamplingConfig
 from edgeguardd.core.effects import CancelTimer, CommandEnded, Deliver, Effect, SetTimer
-from edgeguardd.core.engine import Engine, Target
+from edgeguardd.core.engine import Engine
 from edgeguardd.core.events import (
     AckReceived,
     CgroupAppeared,
@@ -30,6 +30,7 @@ from edgeguardd.core.model import (
     Sample,
     Usage,
 )
+from edgeguardd.core.target import Target
 
 MIB = 1 << 20
 EVERYTHING = frozenset(Action) - {Action.RESTORE}
@@ -38,15 +39,20 @@ E = TypeVar("E", bound=Effect)
 
 
 def usage(
-    path: str = "/llm", needed_mib: float = 0, high_mib: float | None = None, max_mib: float | None = 1000
+    path: str = "/llm",
+    needed_mib: float = 0,
+    high_mib: float | None = None,
+    max_mib: float | None = 1000,
+    **figures: int,
 ) -> Usage:
-    """One cgroup's figures, in MiB."""
+    """One cgroup's figures, in MiB; others, as they are, in `figures`."""
+    known = {"current_bytes": int(needed_mib * MIB), **figures}
     return Usage(
         path=path,
-        current_bytes=int(needed_mib * MIB),
         needed_bytes=int(needed_mib * MIB),
         high_bytes=None if high_mib is None else int(high_mib * MIB),
         max_bytes=None if max_mib is None else int(max_mib * MIB),
+        **known,
     )
 
 
@@ -69,7 +75,7 @@ class Script:
 
     def level(self) -> Level:
         """The target's level now."""
-        return self.target.gauge.level
+        return self.target.level
 
     def do(self, event: Event) -> list[Effect]:
         """One event, now. The effects are returned, and kept in `effects`."""
@@ -92,6 +98,17 @@ class Script:
         """A sample shows so many needed MiB."""
         self.needed_mib = mib
         return self.do(SampleTaken(Sample("llm", (usage("/llm", mib, high_mib, max_mib),))))
+
+    def ramp(self, to_mib: float, mib_per_s: float, every_s: float = 0.1) -> list[Effect]:
+        """Needed bytes go there at this rate, sampled all the way."""
+        seen = len(self.effects)
+        step = mib_per_s * every_s * (1 if to_mib >= self.needed_mib else -1)
+        while abs(to_mib - self.needed_mib) > abs(step):
+            self.needed_mib += step
+            self.pass_time(every_s, every=every_s)
+        self.needed_mib = to_mib
+        self.pass_time(every_s, every=every_s)
+        return self.effects[seen:]
 
     def move(self, *, path: str = "/llm", **delta: int) -> list[Effect]:
         """memory.events counted up."""

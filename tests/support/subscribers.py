@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from edgeguardd.core import effects
+from edgeguardd.core import effects, wire
 from edgeguardd.core.config import SocketConfig
 from edgeguardd.core.events import AckReceived, AdmitAsked, Event, SubscriberJoined, SubscriberLeft
 from edgeguardd.core.model import AckStatus, Action, Command, InForce, Level, Parameters
@@ -28,6 +28,7 @@ E = TypeVar("E")
 
 HELLO = {"type": "hello", "name": "server", "target": "llm"}
 OBSERVER = {"type": "hello", "name": "watcher", "role": "observer"}
+TRIM = wire.CommandLine(1, 7, "llm", Action.TRIM_KV_CACHE, Parameters(release_bytes=1), "high", "a test", 5.0)
 
 
 @contextlib.contextmanager
@@ -129,6 +130,34 @@ async def serving(admit_peer: AdmitPeer | None = None, path: str = "", **config:
         joined = [event.subscriber for event in scripted.of(SubscriberJoined)]
         left = [event.subscriber for event in scripted.of(SubscriberLeft)]
         assert sorted(left) == joined
+
+
+@contextlib.asynccontextmanager
+async def standing_in(
+    path: str, *lines: wire.ServerMessage
+) -> AsyncIterator[list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]:
+    """A daemon that says these lines to each hello, and reads nothing more by itself."""
+    connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"".join(wire.encode(line) for line in lines))
+        connections.append((reader, writer))
+
+    server = await asyncio.start_unix_server(serve, path)
+    try:
+        yield connections
+    finally:
+        server.close()
+        for _, writer in connections:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+def welcome(heartbeat_s: float = 10.0) -> wire.WelcomeLine:
+    """A welcome under no pressure."""
+    return wire.WelcomeLine(1, "e", "llm", "normal", 1.0, True, True, heartbeat_s)
 
 
 class Peer:

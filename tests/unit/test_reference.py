@@ -1,5 +1,6 @@
 """The reference pages and the example configuration are what the program says of itself, and complete."""
 
+import inspect
 import re
 import socket
 import threading
@@ -9,21 +10,32 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgeguardd.cli import edgeguardctl, protocoltext, reference
+from edgeguardd import client
+from edgeguardd.cli import (
+    clientpage,
+    edgeguardctl,
+    httppage,
+    logpage,
+    metricspage,
+    policytext,
+    protocoltext,
+    reference,
+)
 from edgeguardd.cli.protocolpage import page, type_words
-from edgeguardd.core import configtable, wire
+from edgeguardd.core import configpolicy, configtable, wire
 from edgeguardd.core.config import Config
 from edgeguardd.core.configparse import read
 from edgeguardd.core.model import Action, Outcome, Parameters
+from tests.support import logcalls
 from tests.support.fakedaemon import FakeDaemon
-from tests.support.wait import eventually
+from tests.support.wait import eventually, soon
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "packaging/config/edgeguardd.toml"
 MESSAGES = {*typing.get_args(wire.ClientMessage), *typing.get_args(wire.ServerMessage)}
 
 
-@pytest.mark.parametrize("name", ["config.md", "cli.md", "protocol.md"])
+@pytest.mark.parametrize("name", sorted(reference.pages()))
 def test_the_pages_are_up_to_date(name: str) -> None:
     """Whoever changes a table runs `make docs`."""
     committed = (ROOT / "docs/reference" / name).read_text()
@@ -37,16 +49,85 @@ def test_the_example_is_up_to_date_and_means_the_defaults(tmp_path: Path) -> Non
     assert read(EXAMPLE.read_bytes(), "example") == Config()
 
 
+def test_the_policy_page_is_up_to_date() -> None:
+    """Its tables and diagrams are those of the code, and every block is there."""
+    page = (ROOT / "docs/explanation/policy.md").read_text()
+    assert policytext.fill(page) == page, "docs/explanation/policy.md is out of date: run `make docs`"
+    assert set(re.findall(r"<!-- generated: (\w+) -->", page)) == set(policytext.BLOCKS)
+
+
 def test_every_key_and_every_command_is_on_its_page() -> None:
     """Nothing is left out."""
     config, cli = reference.config_page(), reference.cli_page()
-    for section in (*configtable.SECTIONS, configtable.STEP):
+    for section in (*configtable.SECTIONS, configpolicy.STEP, configpolicy.RESORT_STEP):
         for row in section.rows:
             assert f"| `{row.key}` |" in config
     for command in ("status", "watch", "check-config", "subscribe", "parse"):
         assert f"### `edgeguardctl {command}`" in cli
     assert "### `edgeguardd run`" in cli
     assert str(edgeguardctl.parser().description) in cli
+
+
+def test_every_metric_is_on_its_page() -> None:
+    """A family that the page's daemon has no sample of would have neither labels nor, perhaps, a row."""
+    page = metricspage.page()
+    for family in metricspage.families():
+        assert family.samples, f"{family.name}: let metricspage.families() make it happen"
+        assert f"| `{family.name}" in page
+    written = (ROOT / "edgeguardd/metrics.py").read_text()
+    for name in re.findall(r'"(edgeguardd_[a-z_]+)"', written):
+        assert f"| `{name}" in page, f"{name}: let metricspage.families() make it happen"
+
+
+def test_every_line_of_the_log_is_on_its_page_with_its_fields() -> None:
+    """A line that is added anywhere in the daemon is documented, or fails here; none is documented that is gone."""
+    rows = logpage.rows_by_event()
+    written = dict(logcalls.lines(ROOT / "edgeguardd", but_not="client"))
+    assert set(written) == set(rows)
+    parameters = {"**to_builtins(command.parameters)": Parameters.__struct_fields__}
+    for event, fields in written.items():
+        spread = {name for field in fields for name in parameters.get(field, (field,))}
+        assert spread == set(rows[event].fields), event
+    assert set(logpage.FIELDS) == {field for row in rows.values() for field in row.fields}
+
+
+def test_every_public_name_of_the_client_is_on_its_page() -> None:
+    """With each parameter that it takes and each method that it has."""
+    text = clientpage.page()
+    assert [name for name in client.__all__ if f"{name}" not in text] == []
+    assert set(clientpage.parameters_explained()) == set(inspect.signature(client.Subscriber).parameters)
+    for kind in (client.Subscriber, client.AsyncSubscriber):
+        for name, method in clientpage.methods(kind):
+            assert f"{name}(" in text
+            assert inspect.getdoc(method), name
+            assert all(parameter in text for parameter in inspect.signature(method).parameters if parameter != "self")
+    public = {name for name in dir(client.Subscriber) if not name.startswith("_")}
+    told = {name for name, _ in clientpage.methods(client.Subscriber)}
+    assert public == told | {name for name in public if isinstance(getattr(client.Subscriber, name), property)}
+
+
+def test_the_example_of_the_asyncio_client_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands on the page, with a cache and a server of the reader's."""
+    (program,) = re.findall(r"```python\n(.*?)```", clientpage.page(), re.DOTALL)
+
+    class Cache:
+        async def drop(self, release_bytes: int) -> int:
+            return release_bytes
+
+    async def serve(guard: client.AsyncSubscriber) -> None:
+        await soon(lambda: guard.connected and len(daemon.heard) == 3)
+
+    with FakeDaemon(tmp_path) as daemon:
+        monkeypatch.setenv("EDGEGUARDD_SOCKET", daemon.socket_path)
+        exec(program, {"cache": Cache(), "serve": serve})  # noqa: S102 - the reader's own code
+    hello, accepted, done = daemon.heard
+    assert (hello["name"], hello["supports"], accepted["status"]) == ("my-server", ["trim_kv_cache"], "accepted")
+    assert (done["status"], done["effect"], done["released_bytes"]) == ("done", "released", 5)
+
+
+def test_every_field_of_status_is_on_its_page() -> None:
+    """And nothing that is gone."""
+    assert httppage.names() == set(httppage.MEANINGS)
 
 
 def test_every_field_action_outcome_and_code_is_explained() -> None:

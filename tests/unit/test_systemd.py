@@ -1,5 +1,6 @@
 """The notify protocol against a real datagram socket, the watchdog's variables, and sockets handed over."""
 
+import json
 import os
 import socket
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from edgeguardd import logs
+from edgeguardd.core.config import LogConfig
 from edgeguardd.systemd import Notifier, listen_sockets
 
 
@@ -116,6 +119,9 @@ def test_outside_a_unit_everything_does_nothing(value: str | None, monkeypatch: 
         ("soon", None, None),
         ("30000000", "me", None),
         (None, "self", None),
+        ("1" + "0" * 400, None, 86_400.0),
+        ("9" * 5000, None, None),
+        ("100000", None, 0.1),
     ],
 )
 def test_the_watchdog_is_fed_when_it_was_asked_of_this_process(
@@ -130,30 +136,56 @@ def test_the_watchdog_is_fed_when_it_was_asked_of_this_process(
     assert Notifier().watchdog_interval_s == interval_s
 
 
+def test_a_watchdog_that_would_keep_the_daemon_busy_is_bounded_and_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A microsecond would be a loop that does nothing else: one warning, and ten times a second it is."""
+    logs.configure(LogConfig(format="json"), sys.stderr)
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    monkeypatch.delenv("WATCHDOG_PID", raising=False)
+    monkeypatch.setenv("WATCHDOG_USEC", "1")
+    assert Notifier().watchdog_interval_s == 0.1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["event"] == "watchdog_too_short"
+
+
 ACTIVATED = """
-import os, socket, tempfile
+import gc, os, socket, tempfile
 from edgeguardd.systemd import listen_sockets
-with socket.socket(socket.AF_UNIX) as first, tempfile.TemporaryFile() as second, socket.socket() as third:
-    for fd, given in zip((13, 14, 15), (first, second, third)):
-        os.dup2(given.fileno(), fd)
-for fd in (3, 4, 5):
-    os.dup2(fd + 10, fd)
-os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "3", "LISTEN_FDNAMES": "a:b:c"}
+def listening(family):
+    sock = socket.socket(family)
+    sock.bind("" if family == socket.AF_UNIX else ("127.0.0.1", 0))
+    sock.listen()
+    return sock
+given = [listening(socket.AF_UNIX), tempfile.TemporaryFile(), listening(socket.AF_INET), socket.socket(socket.AF_UNIX),
+    *socket.socketpair(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), listening(socket.AF_UNIX)]
+for number, one in enumerate(given):
+    os.dup2(one.fileno(), 50 + number)
+    one.close()
+for number in range(len(given)):
+    os.dup2(50 + number, 3 + number)
+    os.close(50 + number)
+os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "40", "LISTEN_FDNAMES": "a:b:c"}
 sockets = listen_sockets()
 print([sock.fileno() for sock in sockets], [os.get_inheritable(sock.fileno()) for sock in sockets])
 print([name for name in os.environ if name.startswith("LISTEN_")], listen_sockets())
 [sock.close() for sock in sockets]
-os.fstat(4)
+del sockets
+gc.collect()
+print([fd for fd in range(3, 11) if os.path.exists(f"/proc/self/fd/{fd}")])
 """
 
 
 def test_sockets_handed_over_are_taken_once() -> None:
-    """Descriptors from 3 on that are sockets come in order, closed on exec, and the variables are used up."""
+    """Listening Unix sockets come in order, closed on exec, and the variables are used up.
+
+    Whatever else has a number that the variables name, files, pipes and other sockets, is not ours and stays open.
+    """
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", ACTIVATED], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stderr == ""
-    assert done.stdout.splitlines() == ["[3, 5] [False, False]", "[] []"]
+    assert done.stdout.splitlines() == ["[3, 10] [False, False]", "[] []", "[4, 5, 6, 7, 8, 9]"]
 
 
 @pytest.mark.parametrize(

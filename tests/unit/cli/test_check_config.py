@@ -1,11 +1,16 @@
 """check-config: every fault at once, the number of targets, and what is doubtful."""
 
+import grp
+import io
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from edgeguardd.cli import common
 from edgeguardd.cli.edgeguardctl import main
+from edgeguardd.core import configtext
 from edgeguardd.core.configparse import read
 
 
@@ -41,6 +46,31 @@ def test_the_configuration_in_force_can_be_shown(tmp_path: Path, capsys: pytest.
     shown = capsys.readouterr().out
     assert 'elevated = "50%"\nhigh = "80%"\n' in shown
     assert read(shown, "shown").defaults.elevated.ratio == 0.5
+
+
+def test_the_example_needs_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is there wherever the program is."""
+    assert main(["check-config", "--example"]) == 0
+    assert capsys.readouterr().out == configtext.example()
+
+
+@pytest.mark.parametrize(("text", "says"), [("", "ok, 0 targets"), ("a = 1", "line 1: cannot use a: ")])
+def test_standard_input_is_called_so_whatever_is_said_of_it(
+    text: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not "-" in one case and "standard input" in the other."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    main(["check-config", "-"])
+    assert capsys.readouterr().out.startswith(f"standard input: {says}")
+
+
+def test_a_group_that_is_not_there_is_doubtful(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The daemon would refuse to start here; the file may be meant for another machine."""
+    assert check(tmp_path, "[socket]\ngroup = 'nosuchgroup'\n") == 0
+    assert "warning: there is no group nosuchgroup here" in capsys.readouterr().out
+    assert check(tmp_path, f"[socket]\ngroup = '{grp.getgrgid(os.getgid()).gr_name}'\n") == 0
+    assert check(tmp_path, "[socket]\ngroup = '54321'\n") == 0
+    assert "warning" not in capsys.readouterr().out
 
 
 def test_a_missing_default_file_is_ok(

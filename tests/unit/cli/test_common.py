@@ -1,7 +1,10 @@
 """Reading the configuration file, options, and errors that end as sentences."""
 
 import argparse
+import errno
 import io
+import os
+import socket
 import sys
 from pathlib import Path
 
@@ -38,10 +41,49 @@ def test_standard_input_can_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert common.read_config("-").max_targets == 4
 
 
-def test_an_endless_file_is_not_read_to_its_end() -> None:
-    """A device named by mistake ends in a sentence, not in all of memory."""
+def test_closed_standard_input_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`<&-` is neither an empty configuration nor a traceback."""
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ConfigError, match="cannot read standard input: it is closed"):
+        common.read_config("-")
+
+
+def test_a_file_that_never_ends_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """A file named by mistake ends in a sentence, not in all of memory."""
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(1 << 40)
     with pytest.raises(ConfigError, match="over 1048576 bytes"):
-        common.read_config("/dev/zero")
+        common.read_config(str(tmp_path / "large"))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("what", ["fifo", "device", "terminal", "socket"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, what: str) -> None:
+    """Nobody writes to the FIFO: whoever waited for it, a daemon at its reload, would wait for ever."""
+    path = str(tmp_path / "f.toml")
+    match what:
+        case "fifo":
+            os.mkfifo(path)
+        case "device":
+            path = "/dev/zero"
+        case "terminal":
+            path = "/dev/ptmx"
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.bind(path)
+    with pytest.raises(ConfigError, match=r"cannot read .*: (it is not a regular file|No such device or address); "):
+        common.read_config(path)
+
+
+def test_a_files_name_does_not_act_on_the_terminal(tmp_path: Path) -> None:
+    """What a wildcard finds may be called anything."""
+    with pytest.raises(ConfigError) as missing:
+        common.read_config(str(tmp_path / "a\x1b[2J\nb"))
+    assert "a\\x1b[2J\\nb: there is no such file" in str(missing.value)
+    (tmp_path / "\x9b").write_text("x = 1\n")
+    with pytest.raises(ConfigError) as faulty:
+        common.read_config(str(tmp_path / "\x9b"))
+    assert str(faulty.value).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -95,4 +137,15 @@ def test_a_defect_keeps_its_traceback() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
+        common.guarded("prog", fail)
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EBADF])
+def test_an_error_of_the_system_that_nobody_expected_is_a_defect(number: int) -> None:
+    """Only what the surroundings lack, descriptors or room, ends as a sentence."""
+
+    def fail() -> int:
+        raise OSError(number, "x")
+
+    with pytest.raises(OSError, match="x"):
         common.guarded("prog", fail)

@@ -1,5 +1,7 @@
 """The daemon's command: options over the file, at the start and at each reload."""
 
+import io
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +114,26 @@ def test_run_hands_over_the_configuration_and_the_way_to_load_it_again(daemon: F
     file.write_text("max_targets = no\n")
     with pytest.raises(ConfigError):
         load()
+
+
+def test_a_configuration_from_standard_input_is_read_once(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its end it would read as an empty file, and a reload would drop every target: it is refused instead."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"max_targets = 4\n")))
+    assert main(["run", "--config", "-"]) == 5
+    ((config, load, path),) = daemon.started
+    assert (config.max_targets, path) == (4, "-")
+    with pytest.raises(ConfigError, match=r"cannot reload standard input: .*; restart, or name a file"):
+        load()
+
+
+def test_the_metrics_are_not_kept_in_files_because_another_program_wants_its_own_so(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A machine-wide PROMETHEUS_MULTIPROC_DIR neither litters a directory nor stops the start if that is missing."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "none"))
+    monkeypatch.setattr(common, "DEFAULT_CONFIG", str(tmp_path / "none.toml"))
+    assert main(["run"]) == 5
+    assert "PROMETHEUS_MULTIPROC_DIR" not in os.environ
 
 
 def test_without_a_file_the_defaults_run(daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

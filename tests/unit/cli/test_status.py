@@ -22,8 +22,9 @@ def test_a_target_under_pressure_is_told_with_its_figures_and_why() -> None:
     assert lines[0] == (
         "edgeguardd 0.1.0, up 62s, ready, worst level high, configuration /etc/edgeguardd/edgeguardd.toml"
     )
-    assert lines[2].split() == ["TARGET", "LEVEL", "NEEDED", "LIMIT", "USED", "HEADROOM", "GROWTH", "SAMPLED"]
-    assert lines[3].split() == [
+    assert lines[1] == "machine normal: 5.0G of 8.0G available, gpu 1.0G of 4.0G in use"
+    assert lines[3].split() == ["TARGET", "LEVEL", "NEEDED", "LIMIT", "USED", "HEADROOM", "GROWTH", "SAMPLED"]
+    assert lines[4].split() == [
         "llm",
         "high",
         "850.0M",
@@ -35,14 +36,25 @@ def test_a_target_under_pressure_is_told_with_its_figures_and_why() -> None:
         "50ms",
         "ago",
     ]
-    assert lines[4:8] == [
+    assert lines[5:9] == [
         "  batch at most 50%",
         "  because needed 850.0 MiB is 83% of the range",
         "  2 processes killed by the kernel so far",
         "  waiting 200ms for #7 trim_kv_cache (accepted by subscriber 1)",
     ]
-    assert lines[10].split() == ["1", "server", "inference", "llm", "42", "0", "12s", "0", "trim_kv_cache"]
-    assert lines[13].split() == ["6", "llm", "trim_kv_cache", "done", "50ms", "1.0M", "512.0K"]
+    assert lines[11].split() == ["1", "server", "inference", "llm", "42", "0", "12s", "0", "trim_kv_cache"]
+    assert lines[14].split() == ["6", "llm", "trim_kv_cache", "done", "50ms", "1.0M", "512.0K"]
+
+
+def test_a_machine_under_pressure_is_told_with_why() -> None:
+    """And one that cannot be read, and nothing of one that is not."""
+    sample = {"total_bytes": 2**33, "available_bytes": 2**29}
+    text = paged(machine={"level": "critical", "reason": "512.0 MiB is 6%", "sample": sample})
+    assert text.splitlines()[1] == "machine critical: 512.0M of 8.0G available, because 512.0 MiB is 6%"
+    assert paged(machine={"degraded": "cannot read /proc/meminfo"}).splitlines()[1] == (
+        "machine: cannot be read: cannot read /proc/meminfo"
+    )
+    assert "machine" not in paged(machine={"enabled": False})
 
 
 def test_an_idle_daemon_says_what_is_missing() -> None:
@@ -58,7 +70,7 @@ def test_an_idle_daemon_says_what_is_missing() -> None:
 def test_a_target_that_is_not_there_yet_has_no_figures() -> None:
     """Unknown is shown as unknown, not as zero."""
     text = paged(targets=[{"name": "later", "path": "/later", "present": False}])
-    assert text.splitlines()[3].split() == ["later", "normal", "-", "none", "-", "-", "-", "-"]
+    assert text.splitlines()[4].split() == ["later", "normal", "-", "none", "-", "-", "-", "-"]
     assert "  no such cgroup yet" in text
 
 

@@ -55,10 +55,10 @@ def test_lines_tell_each_target_each_level_and_each_outcome_once(capsys: pytest.
     ]
 
 
-def drawn(*seen: Status | str, levels: tuple[LevelLine, ...] = ()) -> str:
+def drawn(*seen: Status | str, levels: tuple[LevelLine, ...] = (), width: int = 160) -> str:
     """The terminal's bytes after these looks."""
     stream = io.StringIO()
-    with Live(Console(file=stream, force_terminal=True, width=160, height=60, color_system=None)) as view:
+    with Live(Console(file=stream, force_terminal=True, width=width, height=60, color_system=None)) as view:
         for one in seen:
             view.show(one, levels)
     return stream.getvalue()
@@ -70,6 +70,24 @@ def test_the_live_view_shows_everything_at_once() -> None:
     for part in ("850.0M", "1.0G memory.high", "batch at most 50%, asked #7 trim_kv_cache", "server", "512.0K", "█"):
         assert part in text
     assert "level of llm: normal -> high: because" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_live_view_cuts_nothing_in_a_usual_terminal(width: int) -> None:
+    """At 80 columns the bar is shorter, and what is asked stands whole on a line of its own."""
+    lines = drawn(status(), width=width).replace("\x1b[2K\x1b[1A", "\n").splitlines()
+    assert "llm: batch at most 50%, asked #7 trim_kv_cache" in [line.rstrip() for line in lines]
+    (row,) = {line.rstrip() for line in lines if line.startswith("llm ")}
+    assert len(row) <= width
+    assert row.split()[:2] + row.split()[3:] == ["llm", "high", "850.0M", "1.0G", "memory.high", "5.0M/s"]
+    assert len(row.split()[2]) == (31 if width == 80 else 32)
+    assert not any("…" in line for line in lines)
+
+
+def test_the_live_view_of_a_target_at_rest_has_no_line_for_its_state() -> None:
+    """What is as it should be needs no words."""
+    quiet = {"name": "llm", "present": True, "needed_bytes": 5, "limit_bytes": 10, "limit_kind": "memory.max"}
+    assert "llm:" not in drawn(status(targets=[quiet]))
 
 
 def test_the_live_view_keeps_the_last_state_while_the_daemon_is_away() -> None:

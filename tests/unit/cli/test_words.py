@@ -27,6 +27,15 @@ def test_sizes_have_a_unit(bytes_: int | None, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("bytes_per_s", "text"),
+    [(None, "-"), (0, "0"), (-304, "0"), (4095, "0"), (4096, "4.0K/s"), (-(2**20), "-1.0M/s"), (1.5 * 2**30, "1.5G/s")],
+)
+def test_growth_that_is_only_noise_is_none(bytes_per_s: float | None, text: str) -> None:
+    """A server at rest shows 0, not -304B/s."""
+    assert words.rate(bytes_per_s) == text
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"),
     [(None, "-"), (0.05, "50ms"), (1.25, "1.2s"), (61, "61s"), (600, "10min"), (7200, "2h"), (864_000, "10d")],
 )

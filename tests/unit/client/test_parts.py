@@ -21,6 +21,11 @@ from edgeguardd.core.model import AckEffect, AckStatus, Action, Command, Level, 
 from edgeguardd.core.wire import MAX_FINISHED, ReportLine
 
 
+def test_more_bytes_than_the_protocol_can_say_are_the_most_it_can() -> None:
+    """A miscalculated figure would be refused as a faulty line, and the command would count as unanswered."""
+    assert answer_of(Released(2**80)).released_bytes == 2**63 - 1
+
+
 @pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
 def test_waits_double_up_to_the_longest(chance: float) -> None:
     """Each wait is within the bounds whatever chance says, and none is shorter than half of what it could be."""

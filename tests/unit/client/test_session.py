@@ -7,7 +7,15 @@ import pytest
 
 from edgeguardd.client.answers import Answer
 from edgeguardd.client.orders import Order
-from edgeguardd.client.session import LIFT_AGAIN_S, LOST_AFTER_S, WELCOME_S, ClientSession
+from edgeguardd.client.questions import MAX_ASKED
+from edgeguardd.client.session import (
+    LEAST_HEARTBEAT_S,
+    LIFT_AGAIN_S,
+    LOST_AFTER_S,
+    MOST_HEARTBEAT_S,
+    WELCOME_S,
+    ClientSession,
+)
 from edgeguardd.core import wire
 from edgeguardd.core.model import AckEffect, AckStatus, Action, InForce, Level, Parameters
 
@@ -53,9 +61,14 @@ class Link:
 
 
 def welcome(
-    ratio: float = 1.0, accept: bool = True, loaded: bool = True, level: str = "normal", epoch: str = "e1"
+    ratio: float = 1.0,
+    accept: bool = True,
+    loaded: bool = True,
+    level: str = "normal",
+    epoch: str = "e1",
+    heartbeat_s: float = 10.0,
 ) -> wire.WelcomeLine:
-    return wire.WelcomeLine(1, epoch, "llm", level, ratio, accept, loaded, heartbeat_s=10.0)
+    return wire.WelcomeLine(1, epoch, "llm", level, ratio, accept, loaded, heartbeat_s)
 
 
 def command(seq: int, action: str, level: str = "high", **parameters: Any) -> wire.CommandLine:
@@ -325,6 +338,17 @@ def test_a_daemon_that_pings_is_not_silent() -> None:
         assert not link.session.is_silent(link.now)
 
 
+@pytest.mark.parametrize(
+    ("heartbeat_s", "taken_s"),
+    [(1e300, MOST_HEARTBEAT_S), (1e9, MOST_HEARTBEAT_S), (0.0, LEAST_HEARTBEAT_S), (-1e300, LEAST_HEARTBEAT_S)],
+)
+def test_an_odd_heartbeat_is_taken_for_the_nearest_that_can_be_meant(heartbeat_s: float, taken_s: float) -> None:
+    """Neither a wait without end nor one without a pause comes of a welcome."""
+    link = Link(lost_after_s=None)
+    link.connect(heartbeat_s=heartbeat_s)
+    assert link.session.due() == taken_s
+
+
 def test_a_daemon_that_does_not_welcome_is_given_up() -> None:
     """connect(2) succeeds with a stopped daemon as well."""
     link = Link()
@@ -356,6 +380,46 @@ def test_a_question_and_its_answer() -> None:
     assert link.said() == [{"type": "admit", "id": "r1", "tokens": 100}]
     answer = wire.Admission(id="r1", granted=False, reason="full", retry_after_s=1.0)
     assert link.session.receive(wire.encode(answer), 0.0) == [answer]
+
+
+def test_an_ack_does_not_wait_behind_questions() -> None:
+    """However many ask, few questions are on the wire, and what the daemon waits for goes out before them."""
+    link = Link()
+    link.connect()
+    for number in range(1000):
+        link.session.ask(f"r{number}", None, 1)
+    (order,) = link.hears(command(1, "trim_kv_cache"))
+    link.session.complete(order, DONE)
+    link.session.report({"running": 1})
+    sent = [line["type"] for line in link.said()]
+    assert sent == ["ack", "report", *["admit"] * MAX_ASKED]
+
+
+def test_answers_let_the_next_questions_go_and_a_reconnect_forgets_them() -> None:
+    """A question that was withdrawn, or asked of a daemon that is gone, never goes out."""
+    link = Link()
+    link.connect()
+    for number in range(MAX_ASKED + 2):
+        link.session.ask(f"r{number}", None, 1)
+    link.said()
+    link.session.withdraw("r1")
+    assert link.said() == []
+    link.session.receive(wire.encode(wire.Admission(id="r9", granted=True, reason="")), link.now)
+    assert [line["id"] for line in link.said()] == ["r0"]
+    link.session.ask("last", None, 1)
+    link.lose()
+    link.connect()
+    assert link.said() == []
+
+
+def test_nothing_is_due_for_a_socket_that_takes_nothing() -> None:
+    """Figures and questions wait for room; a client that looked again at once would spin."""
+    link = Link(lost_after_s=None)
+    link.connect()
+    link.session.report({"running": 1})
+    link.session.ask("r1", None, 1)
+    assert link.session.due() == 0.0
+    assert link.session.due(blocked=True) == 10.0
 
 
 def test_an_error_of_the_daemons_is_kept_for_people() -> None:

@@ -7,11 +7,38 @@ from edgeguardd.core import configkinds as kinds
 
 @pytest.mark.parametrize(
     ("written", "bytes_"),
-    [(1, 1), ("1", 1), ("512M", 2**29), ("1.5G", 3 * 2**29), ("2 KiB", 2048), ("10KB", 10240), ("0.5T", 2**39)],
+    [(1, 1), ("1", 1), ("512M", 2**29), ("1.5G", 3 * 2**29), ("2 KiB", 2048), ("1.5GiB", 3 * 2**29), ("0.5T", 2**39)],
 )
 def test_sizes_are_read_as_systemd_writes_them(written: object, bytes_: int) -> None:
     """Base 1024, fractions allowed, plain numbers are bytes."""
     assert kinds.size().parse(written) == bytes_
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        *[("6GB", "6G"), ("256MB", "256M"), ("1.5gb", "1.5G"), ("512m", "512M"), ("10 kib", "10K"), ("7B", "7")],
+        *[("1.5GIB", "1.5G"), ("6 bytes", "6")],
+    ],
+)
+def test_a_size_that_somebody_may_read_otherwise_is_refused(written: str, meant: str) -> None:
+    """ "GB" is base 1000 for some and "m" is milli: what is probably meant is told, and not guessed."""
+    with pytest.raises(ValueError, match=f'KiB, MiB, GiB, TiB.* of base 1024; write "{meant}" if that is meant'):
+        kinds.size().parse(written)
+
+
+@pytest.mark.parametrize("written", ["G", "lots", "1 GG", "-1G", "1e3", "", [], None, True, 0, -5, 2**63])
+def test_what_is_no_size_is_refused_with_an_example(written: object) -> None:
+    """Without a guess where there is nothing to guess from."""
+    with pytest.raises(ValueError, match=r'; write "512M" or "1\.5G"'):
+        kinds.size().parse(written)
+
+
+@pytest.mark.parametrize(("value", "why"), [(99999, "out of bounds"), (-1, "out of bounds"), ("80", "a whole number")])
+def test_a_number_beyond_its_bounds_is_told_so(value: object, why: str) -> None:
+    """99999 is a whole number: what is wrong with it as a port is its size."""
+    with pytest.raises(ValueError, match=f"it (is|must be) {why}; write .* from 0 to 65535"):
+        kinds.integer(0, 65535).parse(value)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,24 @@
 import msgspec
 import pytest
 
+from edgeguardd.core import configpolicy
 from edgeguardd.core import configtable as table
-from edgeguardd.core.config import Config, Ladder, Mark, Policy, Step, TargetSpec
+from edgeguardd.core.config import (
+    Config,
+    DeviceSpec,
+    Ladder,
+    LastResorts,
+    LastResortStep,
+    MachineConfig,
+    Mark,
+    Policy,
+    RecorderConfig,
+    Step,
+    TargetSpec,
+)
 from edgeguardd.core.configparse import MAX_FILE_BYTES, parse, read
 from edgeguardd.core.configtext import example, render
-from edgeguardd.core.model import Action
+from edgeguardd.core.model import Action, LastResort
 from edgeguardd.errors import ConfigError
 
 
@@ -26,7 +39,13 @@ def problem(text: str | bytes) -> str:
     return found[0]
 
 
-@pytest.mark.parametrize("text", ["", "\n\n# nothing\n", b"", "[socket]\n", "[defaults.ladder]\n", "target = []\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "\n\n# nothing\n", b"", "[socket]\n", "[defaults.ladder]\n", "[defaults.last_resort]\n"),
+        *("[machine]\n", "[recorder]\n", "target = []\n", "machine.device = []\n"),
+    ],
+)
 def test_an_empty_file_means_the_defaults(text: str | bytes) -> None:
     """Nothing has to be written for the daemon to start."""
     assert read(text, "f.toml") == Config()
@@ -39,6 +58,7 @@ def test_every_key_can_be_given() -> None:
         self_targets = false
         max_targets = 8
         cgroup_root = "/sys/fs/cgroup/unified"
+        state_directory = "/var/lib/other"
         [socket]
         path = "/run/x.sock"
         mode = 0o600
@@ -59,6 +79,31 @@ def test_every_key_can_be_given() -> None:
         [log]
         format = "json"
         level = "debug"
+        [machine]
+        enabled = false
+        elevated = "20%"
+        high = 0.1
+        critical = 0.05
+        swap_free = 0
+        psi = 1
+        sample = "250ms"
+        [[machine.device]]
+        name = "gpu:0"
+        kind = "nvml"
+        index = 1
+        elevated = 0.5
+        high = 0.6
+        critical = 0.7
+        [[machine.device]]
+        name = "npu"
+        kind = "file"
+        path = "/run/npu/memory"
+        [[machine.device]]
+        name = "shared"
+        kind = "nvmap"
+        [recorder]
+        enabled = false
+        max_size = "256K"
         [defaults]
         elevated = {headroom = "1.5GiB"}
         high = {headroom = "512M"}
@@ -68,13 +113,35 @@ def test_every_key_can_be_given() -> None:
         restore_dwell = "1h"
         repeat = 1
         static = "3G"
+        settle = "30s"
+        lead_floor = "100ms"
+        lead_ceiling = "2min"
+        thrash = "5%"
+        psi = 0.25
+        livelock = 1.5
+        relief = "off"
+        relief_allowance = 0
+        relief_reserve = 0.1
+        priority = -5
+        floor = "1G"
         [defaults.ladder]
         elevated = []
+        [defaults.last_resort]
+        high = ["reclaim"]
+        emergency = [
+          {action = "signal", signal = "SIGUSR1", hold_off = "5min"}, {action = "restart", unit = "a.service"},
+        ]
         [[target]]
         name = "llm"
         unit = 'srv\\x2dllm@main.service'
         critical = "95%"
         high = 0.9
+        priority = 7
+        relief = "auto"
+        [target.last_resort]
+        elevated = [{action = "reclaim"}]
+        critical = [{action = "freeze", max_freeze = "3s"}, "signal", "restart", "kill"]
+        emergency = []
         [target.ladder]
         high = ["trim_kv_cache"]
         critical = [{action = "reduce_batch", max_batch_ratio = "10%", deadline = "1s"}]
@@ -83,6 +150,22 @@ def test_every_key_can_be_given() -> None:
         "f.toml",
     )
     assert (config.self_targets, config.max_targets, config.cgroup_root) == (False, 8, "/sys/fs/cgroup/unified")
+    assert config.state_directory == "/var/lib/other"
+    assert config.machine == MachineConfig(
+        enabled=False,
+        elevated_ratio=0.2,
+        high_ratio=0.1,
+        critical_ratio=0.05,
+        swap_free_ratio=0.0,
+        psi_ratio=1.0,
+        sample_s=0.25,
+        devices=(
+            DeviceSpec("gpu:0", "nvml", index=1, elevated_ratio=0.5, high_ratio=0.6, critical_ratio=0.7),
+            DeviceSpec("npu", "file", path="/run/npu/memory"),
+            DeviceSpec("shared", "nvmap"),
+        ),
+    )
+    assert config.recorder == RecorderConfig(enabled=False, max_bytes=256 << 10)
     assert config.socket.path == "/run/x.sock"
     assert config.socket.mode == 0o600
     assert config.socket.group == "edge"
@@ -101,7 +184,25 @@ def test_every_key_can_be_given() -> None:
         restore_dwell_s=3600.0,
         repeat_s=1.0,
         static_bytes=3 * 2**30,
+        settle_s=30.0,
+        lead_floor_s=0.1,
+        lead_ceiling_s=120.0,
+        thrash_ratio_per_s=0.05,
+        psi_ratio=0.25,
+        livelock_s=1.5,
+        relief=False,
+        relief_allowance_ratio=0.0,
+        relief_reserve_ratio=0.1,
+        priority=-5,
+        floor_bytes=2**30,
         ladder=Ladder(elevated=()),
+        last_resort=LastResorts(
+            high=(LastResortStep(LastResort.RECLAIM),),
+            emergency=(
+                LastResortStep(LastResort.SIGNAL, 300.0, signal="SIGUSR1"),
+                LastResortStep(LastResort.RESTART, unit="a.service"),
+            ),
+        ),
     )
     assert config.defaults == defaults
     ladder = Ladder(
@@ -110,15 +211,34 @@ def test_every_key_can_be_given() -> None:
         critical=(Step(Action.REDUCE_BATCH, 0.1, 1.0),),
         emergency=(Step(Action.REDUCE_BATCH, 0.1), Step(Action.UNLOAD_MODEL, deadline_s=30.0)),
     )
-    policy = msgspec.structs.replace(defaults, high=Mark(ratio=0.9), critical=Mark(ratio=0.95), ladder=ladder)
+    resorts = LastResorts(
+        elevated=(LastResortStep(LastResort.RECLAIM),),
+        high=(LastResortStep(LastResort.RECLAIM),),
+        critical=(
+            LastResortStep(LastResort.FREEZE, max_freeze_s=3.0),
+            LastResortStep(LastResort.SIGNAL),
+            LastResortStep(LastResort.RESTART),
+            LastResortStep(LastResort.KILL),
+        ),
+    )
+    policy = msgspec.structs.replace(
+        defaults,
+        high=Mark(ratio=0.9),
+        critical=Mark(ratio=0.95),
+        priority=7,
+        relief=True,
+        ladder=ladder,
+        last_resort=resorts,
+    )
     assert config.targets == (TargetSpec("llm", unit="srv\\x2dllm@main.service", policy=policy),)
 
 
 def test_every_field_has_its_row() -> None:
     """No field of the configuration values is without a key, and no key without a field."""
-    for section in (*table.SECTIONS, table.STEP):
+    parts = {"socket", "http", "sampling", "log", "machine", "recorder", "defaults", "targets", "devices"}
+    parts |= {"ladder", "last_resort", "policy"}
+    for section in (*table.SECTIONS, configpolicy.STEP, configpolicy.RESORT_STEP):
         fields = {field.name for field in msgspec.structs.fields(section.fills)}
-        parts = {"socket", "http", "sampling", "log", "defaults", "targets", "ladder", "policy"}
         assert {row.field for row in section.rows} == fields - parts, section.header
         assert all(row.doc.endswith(".") for row in section.rows)
 
@@ -136,12 +256,23 @@ def test_the_example_means_the_defaults_and_names_every_key() -> None:
     )
     config = read(uncommented, "example")
     assert [spec.unit for spec in config.targets] == ["llama.service"]
+    assert config.machine.devices == (DeviceSpec("gpu", "nvml"),)
 
 
 def test_what_is_rendered_reads_back() -> None:
     """`check-config --show` prints a file that means the same."""
     config = Config(targets=(TargetSpec("a", path="/b c/\\x2d"), TargetSpec("g", glob="/x/*.scope")))
     assert read(render(config), "f.toml") == config
+
+
+def test_what_is_rendered_shows_what_is_not_set() -> None:
+    """As comments, so that nobody has to know which keys there are; what cannot be set beside another is left out."""
+    shown = render(Config(targets=(TargetSpec("a", path="/b"),)))
+    assert '\n#group = "edgeguard"  # not set\n' in shown
+    assert shown.startswith("self_targets = true\n")
+    assert '\n#cgroup_root = "/sys/fs/cgroup"  # not set\n' in shown
+    assert shown.count('\n#static = "6G"  # not set\n') == 2
+    assert "unit" not in shown
 
 
 def test_every_fault_is_told_at_once_in_the_order_of_lines() -> None:
@@ -272,6 +403,74 @@ def test_an_unknown_key_is_a_fault_with_the_nearest_known_one(text: str, expecte
         "[defaults.ladder]\nelevated = [{action = 'trim_kv_cache', deadline = 0}]",
         "[defaults.ladder]\ncritical = [{action = 'reduce_batch', max_batch_ratio = 0.75}, 'reject_requests']",
         "[defaults.ladder]\nemergency = [{action = 'reduce_batch', max_batch_ratio = 0.1}]",
+        "state_directory = 'x'",
+        "[defaults]\nsettle = 0",
+        "[defaults]\nlead_floor = '30s'",
+        "[defaults]\nlead_floor = '40s'",
+        "[defaults]\nlead_ceiling = '100ms'",
+        "[defaults]\nlead_floor = '2s'\nlead_ceiling = '1s'",
+        "[defaults]\nthrash = 0",
+        "[defaults]\nthrash = 2",
+        "[defaults]\npsi = 0",
+        "[defaults]\npsi = '0.5%'",
+        "[defaults]\nlivelock = '2h'",
+        "[defaults]\nrelief = true",
+        "[defaults]\nrelief = 'on'",
+        "[defaults]\nrelief_allowance = 1.5",
+        "[defaults]\nrelief_reserve = 0.6",
+        "[defaults]\npriority = 1.0",
+        "[defaults]\npriority = 1001",
+        "[defaults]\nfloor = -1",
+        "[defaults]\nfloor = '1e9'",
+        "[defaults]\nlast_resort = ['reclaim']",
+        "[defaults.last_resort]\nnormal = []",
+        "[defaults.last_resort]\nhigh = 'reclaim'",
+        "[defaults.last_resort]\nhigh = ['reboot']",
+        "[defaults.last_resort]\nhigh = [5]",
+        "[defaults.last_resort]\nhigh = [[]]",
+        "[defaults.last_resort]\nhigh = [{}]",
+        "[defaults.last_resort]\nhigh = [{hold_off = 5}]",
+        "[defaults.last_resort]\nhigh = [{action = 'reclaim', hold_off = 0}]",
+        "[defaults.last_resort]\nhigh = [{action = 'reclaim', deadline = 1}]",
+        "[defaults.last_resort]\nhigh = [{action = 'reclaim', signal = 'SIGTERM'}]",
+        "[defaults.last_resort]\nhigh = [{action = 'kill', unit = 'a.service'}]",
+        "[defaults.last_resort]\nhigh = [{action = 'signal', max_freeze = 5}]",
+        "[defaults.last_resort]\nhigh = [{action = 'signal', signal = 'TERM'}]",
+        "[defaults.last_resort]\nhigh = [{action = 'signal', signal = 15}]",
+        "[defaults.last_resort]\nhigh = [{action = 'signal', signal = 'SIG'}]",
+        "[defaults.last_resort]\nhigh = [{action = 'restart', unit = 'a.slice'}]",
+        "[defaults.last_resort]\nhigh = [{action = 'restart', unit = 'a.scope'}]",
+        "[defaults.last_resort]\nhigh = [{action = 'freeze', max_freeze = 0}]",
+        "[defaults.last_resort]\nhigh = [{action = 'freeze', hold_off = '10s'}]",
+        "[defaults.last_resort]\nhigh = ['reclaim', 'reclaim']",
+        "[defaults.last_resort]\nhigh = ['reclaim', {action = 'reclaim', hold_off = 5}]",
+        "[machine]\nenabled = 'yes'",
+        "[machine]\nelevated = 0",
+        "[machine]\nelevated = 0.9",
+        "[machine]\nelevated = 0.05",
+        "[machine]\nhigh = 0.15",
+        "[machine]\ncritical = 0.5",
+        "[machine]\nswap_free = 2",
+        "[machine]\nsample = 0.01",
+        "[machine]\ndevices = []",
+        "machine = 5",
+        "[machine]\ndevice = 5",
+        "[machine]\ndevice = [5]",
+        "[machine.device]\nname = 'a'\nkind = 'nvml'",
+        "[[machine.device]]\nname = 'a'",
+        "[[machine.device]]\nkind = 'nvml'",
+        "[[machine.device]]\nname = 'a b'\nkind = 'nvml'",
+        "[[machine.device]]\nname = 'a'\nkind = 'rocm'",
+        "[[machine.device]]\nname = 'a'\nkind = 'file'",
+        "[[machine.device]]\nname = 'a'\nkind = 'file'\npath = 'a'",
+        "[[machine.device]]\nname = 'a'\nkind = 'nvml'\npath = '/a'",
+        "[[machine.device]]\nname = 'a'\nkind = 'nvmap'\nindex = 1",
+        "[[machine.device]]\nname = 'a'\nkind = 'nvml'\nindex = -1",
+        "[[machine.device]]\nname = 'a'\nkind = 'nvml'\nhigh = 0.8",
+        "[[machine.device]]\nname = 'a'\nkind = 'nvml'\ncritical = 1",
+        "[[machine.device]]\nname = 'a'\nkind = 'nvml'\n[[machine.device]]\nname = 'a'\nkind = 'nvmap'",
+        "[recorder]\nmax_size = '4K'",
+        "[recorder]\nenabled = 1",
         "[target]\nname = 'a'",
         "target = [5]",
         "target = 5",
@@ -298,6 +497,10 @@ def test_an_unknown_key_is_a_fault_with_the_nearest_known_one(text: str, expecte
         "max_targets = 1\n[[target]]\nname = 'a'\npath = '/a'\n[[target]]\nname = 'b'\npath = '/b'",
         "[[target]]\nname = 'a'\npath = '/a'\nhigh = 0.95",
         "[[target]]\nname = 'a'\npath = '/a'\n[target.ladder]\nemergency = ['reject_requests', 'unload_model']",
+        "[[target]]\nname = 'a'\npath = '/a'\nlead_ceiling = '100ms'",
+        "[[target]]\nname = 'a'\npath = '/a'\n[target.last_resort]\nhigh = ['restart']",
+        "[[target]]\nname = 'a'\nglob = '/a*'\n[target.last_resort]\nhigh = ['restart']",
+        "[[target]]\nname = 'a'\nunit = 'a.slice'\n[target.last_resort]\nhigh = ['restart']",
     ],
 )
 def test_a_bad_value_is_one_fault_with_a_line_and_a_remedy(line: str) -> None:
@@ -335,7 +538,9 @@ def test_a_step_in_a_long_array_is_told_at_its_own_line() -> None:
         ("[socket\n", "line 1: cannot read this as TOML: "),
         ("a = \n", "line 1: cannot read this as TOML: invalid value at column 5; "),
         ("[socket]\n[socket]\n", "line 2: cannot read this as TOML: "),
-        ("x = '", "cannot read this as TOML: "),
+        ("x = '", "line 1: cannot read this as TOML: the file ends before what begins here"),
+        ("[a]\nb = 1\nc = [1,\n  2,\n", "line 4: cannot read this as TOML: the file ends before what begins here"),
+        ('[log]\nlevel = """\nx\n', "line 2: cannot read this as TOML: the file ends before what begins here"),
         ("x = " + "9" * 5000, "cannot read this as TOML: "),
         ("x = " + "[" * 100_000, "cannot read brackets nested this deep"),
         ("x = " + "{a=" * 100_000, "cannot read brackets nested this deep"),
@@ -352,7 +557,54 @@ def test_text_that_is_no_toml_is_one_clear_fault(text: str | bytes, expected: st
     assert problem(text).startswith(expected)
 
 
+def test_a_mode_without_quotes_is_told_to_get_some() -> None:
+    """0660 is no number in TOML, and what tomllib says of it helps nobody."""
+    assert problem("[socket]\nmode = 0660  # group\n") == (
+        "line 2: cannot read this as TOML: a number cannot begin with 0; "
+        'write a file mode in quotes, "0660", and any other number without the 0'
+    )
+
+
+def test_what_to_compare_with_is_what_every_installation_has() -> None:
+    """Not a file of the source tree."""
+    assert problem("a = \n").endswith("compare it with what `edgeguardctl check-config --example` prints")
+
+
 def test_windows_line_ends_are_taken() -> None:
     """A file saved on another system still works, and its lines are counted right."""
     assert read(b"max_targets = 3\r\n[log]\r\nlevel = 'error'\r\n", "f").max_targets == 3
     assert problem(b"max_targets = 3\r\n[log]\r\nlevel = 'loud'\r\n").startswith("line 3: ")
+
+
+RESTART = "[defaults.last_resort]\nhigh = ['restart']\n"
+
+
+def test_a_restart_that_is_inherited_is_told_where_the_target_is_named() -> None:
+    """In the defaults it is no fault: only a target knows whether it has a unit."""
+    assert read(RESTART, "f").defaults.last_resort.high == (LastResortStep(LastResort.RESTART),)
+    assert read(RESTART + "[[target]]\nname = 'a'\nunit = 'a.service'\n", "f").targets[0].unit == "a.service"
+    found = problem(RESTART + "[[target]]\nname = 'a'\npath = '/a'\n")
+    assert found.startswith("line 5: cannot use target.path: the last resort of level high restarts its unit")
+    assert read(RESTART + "[[target]]\nname = 'a'\npath = '/a'\nlast_resort.high = []\n", "f").targets
+
+
+def test_a_restart_with_a_unit_needs_no_unit_of_the_target() -> None:
+    """A cgroup that is named by path may still have a service that runs in it."""
+    text = (
+        "[[target]]\nname = 'a'\npath = '/a'\n[target.last_resort]\nhigh = [{action = 'restart', unit = 'a.service'}]\n"
+    )
+    assert read(text, "f").targets[0].policy.last_resort.high[0].unit == "a.service"
+
+
+def test_a_fault_in_the_last_resort_of_the_defaults_is_told_once() -> None:
+    """Targets that inherit it do not repeat it."""
+    two = "[[target]]\nname = 'a'\npath = '/a'\n[[target]]\nname = 'b'\npath = '/b'\n"
+    assert "reboot" in problem("[defaults.last_resort]\nhigh = ['reboot', 'restart']\n" + two)
+    assert "twice" in problem("[defaults.last_resort]\nhigh = ['kill', 'kill']\n" + two)
+
+
+@pytest.mark.parametrize(("written", "near"), [("SIGTREM", "SIGTERM"), ("sigusr1", "SIGUSR1"), ("USR1", "SIGUSR1")])
+def test_a_signal_that_is_no_signal_gets_the_nearest(written: str, near: str) -> None:
+    """A slip is found before the crisis in which it would have mattered."""
+    found = problem(f"[defaults.last_resort]\nhigh = [{{action = 'signal', signal = '{written}'}}]\n")
+    assert f'there is no such signal; write "{near}"' in found

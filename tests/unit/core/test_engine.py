@@ -2,7 +2,7 @@
 
 import msgspec
 
-from edgeguardd.core.config import Policy, SamplingConfig
+from edgeguardd.core.config import Mark, Policy, SamplingConfig
 from edgeguardd.core.effects import (
     AnnounceLevel,
     AnswerAdmit,
@@ -25,7 +25,7 @@ from edgeguardd.core.events import (
     TargetAdded,
     TargetDropped,
 )
-from edgeguardd.core.model import AckStatus, Action, Counters, InForce, Level, Outcome, Report, Role, Sample
+from edgeguardd.core.model import AckEffect, AckStatus, Action, Counters, InForce, Level, Outcome, Report, Role, Sample
 from tests.support.script import MIB, Script, actions, commands, of, outcomes, usage
 
 
@@ -225,12 +225,12 @@ def test_each_level_asks_for_its_rung() -> None:
 
 
 def test_a_trim_asks_for_the_bytes_that_bring_it_below_the_mark() -> None:
-    """700 of 1000 MiB with elevated at 60 % and 5 points of hysteresis: 150 MiB to go, to 550 MiB."""
+    """700 of 1000 MiB with elevated at 60 % and 6 points to let the level fall: 160 MiB to go, to 540 MiB."""
     script = Script()
     script.join()
     (trim,) = commands(script.need(700))
-    assert trim.parameters.release_bytes == 150 * MIB
-    assert trim.parameters.needed_target_bytes == 550 * MIB
+    assert trim.parameters.release_bytes == 160 * MIB
+    assert trim.parameters.needed_target_bytes == 540 * MIB
     assert trim.level is Level.ELEVATED
     assert "70%" in trim.reason
 
@@ -260,24 +260,35 @@ def test_a_helpful_trim_ends_done_and_is_not_repeated() -> None:
 
 
 def test_freed_bytes_are_measured_not_believed() -> None:
-    """The server claims 150 MiB, 40 left: both are in the outcome."""
+    """The server claims 160 MiB, 40 left: both are in the outcome."""
     script = Script()
     script.join()
     (trim,) = commands(script.need(700))
     script.need(660)
     (ended,) = of(script.ack(trim), CommandEnded)
-    assert (ended.claimed_bytes, ended.freed_bytes) == (150 * MIB, 40 * MIB)
+    assert (ended.claimed_bytes, ended.freed_bytes) == (160 * MIB, 40 * MIB)
     assert ended.outcome is Outcome.DONE
 
 
 def test_done_without_effect_counts_as_failure_and_escalates_at_once() -> None:
-    """A liar is not believed: the next rung is asked in the same moment."""
+    """A liar is not believed: half a second later the next rung is asked. `logical` is believed at once."""
+    for effect, within_s in [(AckEffect.RELEASED, 0.6), (AckEffect.LOGICAL, 0.0), (AckEffect.NONE, 0.0)]:
+        script = Script()
+        script.join()
+        (trim,) = commands(script.need(700))
+        effects = script.ack(trim, effect=effect) + script.pass_time(within_s, every=0.1)
+        assert outcomes(effects)[0] == ("trim_kv_cache", "ineffective"), effect
+        assert actions(effects) == ["trim_kv_cache", "reduce_batch"], effect
+
+
+def test_bytes_that_leave_a_moment_after_done_count() -> None:
+    """Another thread of the server frees: the sample after the ack shows it, and the trim is done."""
     script = Script()
     script.join()
     (trim,) = commands(script.need(700))
-    effects = script.ack(trim)
-    assert outcomes(effects)[0] == ("trim_kv_cache", "ineffective")
-    assert actions(effects) == ["trim_kv_cache", "reduce_batch"]
+    assert outcomes(script.ack(trim)) == []
+    script.now += 0.1
+    assert outcomes(script.need(500)) == [("trim_kv_cache", "done")]
 
 
 def test_no_answer_by_the_deadline_escalates() -> None:
@@ -331,7 +342,7 @@ def test_at_the_floor_repeats_stop_until_memory_grows() -> None:
     script.need(700)
     script.pass_time(120)
     assert script.target.ledger.exhausted
-    assert actions(script.pass_time(60)) == []
+    assert set(actions(script.pass_time(60))) <= {"restore"}
     script.needed_mib = 730
     assert "trim_kv_cache" in actions(script.pass_time(1))
 
@@ -345,7 +356,58 @@ def test_repeats_within_a_level_obey_the_hold_off() -> None:
     script.ack(trim)
     assert actions(script.pass_time(1.5)) == []
     again = commands(script.pass_time(1))
-    assert [c.parameters.release_bytes for c in again] == [150 * MIB]
+    assert [c.parameters.release_bytes for c in again] == [160 * MIB]
+
+
+def test_a_trim_obeyed_to_the_byte_lets_the_level_fall() -> None:
+    """needed_target_bytes is low enough: back to normal after the dwell, and nothing more is asked."""
+    script = Script(Policy(dwell_s=2))
+    script.join()
+    (trim,) = commands(script.need(700))
+    script.need((trim.parameters.needed_target_bytes or 0) / MIB)
+    script.ack(trim)
+    assert actions(script.pass_time(10)) == []
+    assert script.level() is Level.NORMAL
+
+
+def test_freed_bytes_are_those_of_trims_only() -> None:
+    """What a trim frees is not counted again for the reduce_batch beside it."""
+    script = Script()
+    script.join()
+    trim, reduce = commands(script.need(850))
+    script.need(500)
+    ends = of(script.ack(trim) + script.ack(reduce), CommandEnded)
+    assert [(e.action.value, e.freed_bytes) for e in ends] == [("trim_kv_cache", 350 * MIB), ("reduce_batch", None)]
+
+
+def test_a_server_started_after_a_kill_is_not_told_to_unload() -> None:
+    """The emergency still stands from the kill, memory is low: the fresh server gets restrictions, no unload."""
+    script = Script()
+    script.need(100)
+    script.move(oom_kill=1)
+    assert "unload_model" not in actions(script.join())
+
+
+def test_each_reason_has_the_figures_of_its_moment() -> None:
+    """A repeated trim speaks of what is needed now, not of what once raised the level."""
+    script = Script()
+    script.join()
+    (first,) = commands(script.need(780))
+    script.need(700)
+    script.ack(first)
+    (again,) = commands(script.pass_time(3))
+    assert "780.0 MiB" in first.reason
+    assert "700.0 MiB" in again.reason
+
+
+def test_what_the_figures_do_not_allow_is_said_once() -> None:
+    """No limit on the way to the root, or static bytes beyond it: one note each."""
+    script = Script()
+    unlimited = [e for _ in range(5) for e in script.need(50, max_mib=None)]
+    assert len(notes(unlimited, "no_limit")) == 1
+    script = Script(Policy(static_bytes=5000 * MIB))
+    beyond = [e for _ in range(5) for e in script.need(50)]
+    assert len(notes(beyond, "static_over_limit")) == 1
 
 
 def test_a_newer_command_supersedes_an_unanswered_one() -> None:
@@ -436,16 +498,112 @@ def test_capacity_comes_back_rung_by_rung() -> None:
     assert script.target.ledger.in_force() == InForce()
 
 
-def test_an_unanswered_restore_is_tried_again_and_then_said() -> None:
-    """A server that stays restricted because it did not hear is retried, boundedly."""
+def test_an_unanswered_restore_is_tried_again_for_as_long_as_it_is_owed() -> None:
+    """A server that did not hear stays restricted: tried again at growing pauses, said once, and quiet when done."""
     script = Script(Policy(dwell_s=1, restore_dwell_s=1))
     script.join(supports=frozenset({Action.REJECT_REQUESTS}))
     (reject,) = commands(script.need(950))
     script.ack(reject)
     script.need(100)
-    effects = script.pass_time(300, every=1)
-    assert actions(effects) == ["restore"] * 3
+    effects = script.pass_time(600, every=1)
+    assert set(actions(effects)) == {"restore"}
+    assert 4 <= len(actions(effects)) <= 15
     assert len(notes(effects, "restore_failed")) == 1
+    while not script.target.ledger.outstanding:
+        script.pass_time(1)
+    (last,) = [o.command for o in script.target.ledger.outstanding.values()]
+    script.ack(last)
+    assert actions(script.pass_time(600, every=1)) == []
+
+
+def test_a_server_that_fails_a_restore_for_a_moment_is_not_asked_thrice_within_it() -> None:
+    """Each further try comes after a pause."""
+    script = Script(Policy(dwell_s=1, restore_dwell_s=1))
+    script.join(supports=frozenset({Action.REJECT_REQUESTS}))
+    (reject,) = commands(script.need(950))
+    script.ack(reject)
+    script.need(100)
+    restore = commands(script.pass_time(3))[-1]
+    assert actions(script.ack(restore, AckStatus.FAILED)) == []
+    (again,) = commands(script.pass_time(5))
+    script.ack(again)
+    assert script.target.ledger.subscribers[1].told == {}
+
+
+def test_who_obeys_after_the_deadline_is_restored_as_well() -> None:
+    """A throttled server is the one that answers late: expired, obeyed all the same, and freed in the end."""
+    script = Script(Policy(dwell_s=1, restore_dwell_s=1))
+    script.join()
+    trim, reduce = commands(script.need(850))
+    script.need(400)
+    script.ack(trim)
+    script.pass_time(0.5)
+    script.timers[f"deadline:{reduce.seq}:llm"] = script.now
+    assert ("reduce_batch", "expired") in outcomes(script.pass_time(0.1))
+    script.ack(reduce)
+    restores = [c for c in commands(script.pass_time(10)) if c.action is Action.RESTORE]
+    assert restores[-1].parameters.max_batch_ratio == 1.0
+
+
+def test_one_silent_server_does_not_stop_the_trims_of_the_others() -> None:
+    """A ignores its restore; B goes on being asked every repeat."""
+    script = Script(Policy(dwell_s=1, restore_dwell_s=1, repeat_s=2))
+    script.join(1, supports=frozenset({Action.REDUCE_BATCH}))
+    script.join(2, supports=frozenset({Action.TRIM_KV_CACHE}))
+    for command in commands(script.need(850)):
+        if command.action is Action.REDUCE_BATCH:
+            script.ack(command, subscriber=1)
+    script.need(650)
+    trims = 0
+    for _ in range(20):
+        script.needed_mib += 1
+        for command in commands(script.pass_time(1), subscriber=2):
+            trims += 1
+            script.needed_mib -= 1
+            script.need(script.needed_mib - 20)
+            script.ack(command, subscriber=2)
+            script.need(script.needed_mib + 20)
+    assert trims >= 5
+
+
+def test_headroom_marks_beyond_what_there_is_are_held_above_rest() -> None:
+    """256 MiB of headroom asked of 250 that there are: said once, normal at rest, and still critical when it grows."""
+    policy = Policy(elevated=Mark(ratio=0.5), critical=Mark(headroom_bytes=256 * MIB), static_bytes=150 * MIB)
+    script = Script(policy)
+    script.join()
+    effects = [e for _ in range(20) for e in script.need(150, max_mib=400)]
+    assert script.level() is Level.NORMAL
+    assert actions(effects) == []
+    assert len(notes(effects, "marks_below_rest")) == 1
+    (first, *_) = commands(script.need(200, max_mib=400))
+    assert script.level() is Level.CRITICAL
+    assert (first.parameters.release_bytes or 0) > 0
+
+
+def test_a_level_from_a_kill_ages_while_nothing_can_be_read() -> None:
+    """Emergency by a kill, figures unreadable: it falls, a step a dwell, to what was last seen."""
+    script = Script(Policy(dwell_s=1))
+    script.need(100)
+    script.do(SampleFailed("llm", "cannot read memory.high: EIO"))
+    script.move(oom_kill=1)
+    assert script.level() is Level.EMERGENCY
+    falls = of(script.pass_time(6, sample=False), AnnounceLevel)
+    assert [f.level for f in falls] == [Level.CRITICAL, Level.HIGH, Level.ELEVATED, Level.NORMAL]
+
+
+def test_a_short_restore_dwell_does_not_flap_with_the_rounds() -> None:
+    """Steady at 65 %, done without effect, restore_dwell below repeat: a few rounds, then left alone."""
+    script = Script(Policy(dwell_s=1, restore_dwell_s=1, repeat_s=2))
+    script.join()
+    script.need(650)
+    for _ in range(60):
+        all_done(script)
+        script.pass_time(0.5)
+    late = []
+    for _ in range(60):
+        all_done(script)
+        late += actions(script.pass_time(0.5))
+    assert late == []
 
 
 def test_a_level_that_rises_again_cancels_restoring() -> None:

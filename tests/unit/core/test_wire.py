@@ -106,6 +106,26 @@ def test_every_code_is_in_the_table() -> None:
         assert code_of(line) in wire.ERROR_CODES
 
 
+@pytest.mark.parametrize(
+    ("line", "end"),
+    [
+        (b'{"type":"hello","name":"x","role":"inferenc"}', "`$.role`; write one of inference, observer"),
+        (b'{"type":"ack","seq":1,"status":"ok"}', "`$.status`; write one of accepted, done, failed, unsupported"),
+        (b'{"type":"ack","seq":1,"status":"done","effect":"\\n"}', "`$.effect`; write one of none, logical, released"),
+        (b'{"type":"helo"}', "`$.type`; write one of hello, ack, report, admit, ping, pong"),
+        (
+            b'{"type":"ack","seq":1,"status":"' + b"x" * 1000 + b'"}',
+            "xxx; write one of accepted, done, failed, unsupported",
+        ),
+    ],
+)
+def test_a_word_that_is_none_of_a_few_is_answered_with_them(line: bytes, end: str) -> None:
+    """Whoever misspells one need not look them up."""
+    with pytest.raises(ProtocolError) as caught:
+        wire.decode_client(line)
+    assert str(caught.value).endswith(end)
+
+
 def test_a_huge_fault_is_answered_briefly() -> None:
     """An error does not repeat 60 KB of nonsense."""
     with pytest.raises(ProtocolError) as caught:

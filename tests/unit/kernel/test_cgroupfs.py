@@ -223,12 +223,13 @@ def test_no_procfs_is_said(tmp_path: Path) -> None:
 
 
 def test_a_configured_root_is_taken_as_it_is(tmp_path: Path) -> None:
-    """Unless it is no directory, or a real tree without the controller."""
-    assert find_root(str(tmp_path) + "/").path == str(tmp_path)
+    """Unless it is no directory, no cgroup tree, or a real tree without the controller."""
     with pytest.raises(KernelError, match="not a directory; correct it"):
         find_root(str(tmp_path / "none"))
-    (tmp_path / "cgroup.controllers").write_text("cpu\n")
+    with pytest.raises(KernelError, match=r"no cgroup v2 tree, .*; name where cgroup v2 is mounted"):
+        find_root(str(tmp_path))
     tree = FakeTree(tmp_path)
+    assert find_root(str(tmp_path) + "/").path == str(tmp_path)
     (tmp_path / "cgroup.controllers").write_text("cpu\n")
     with pytest.raises(KernelError, match="has no memory controller"):
         find_root(str(tmp_path), tree.proc({"self/mountinfo": ""}))

@@ -5,12 +5,11 @@ import errno
 import os
 import resource
 import shutil
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
+from edgeguardd.core import wire
 from edgeguardd.core.config import Mark, Policy, SamplingConfig, TargetSpec
 from edgeguardd.core.events import (
     CgroupAppeared,
@@ -22,76 +21,13 @@ from edgeguardd.core.events import (
     TargetAdded,
     TargetDropped,
 )
-from edgeguardd.core.model import Usage
 from edgeguardd.errors import TargetError
 from edgeguardd.kernel import treewatch
 from edgeguardd.kernel.cgroupfs import find_root
 from edgeguardd.kernel.targets import Targets
 from tests.support.faketree import MIB, FakeCgroup, FakeTree
+from tests.support.scene import NEVER_S, OFTEN_S, Scene, about, job, play
 from tests.support.wait import soon
-
-NEVER_S = 3600.0
-OFTEN_S = 0.01
-
-E = TypeVar("E", bound=Event)
-
-
-class Scene:
-    """A fake tree, the targets on it, and everything that they told."""
-
-    def __init__(self, path: str) -> None:
-        self.tree = FakeTree(path)
-        self.told: list[Event] = []
-        self.faults: list[str] = []
-        self.targets = Targets(
-            find_root(path), asyncio.get_running_loop(), self.told.append, max_targets=8, on_fault=self.faults.append
-        )
-
-    def apply(self, *specs: TargetSpec, slow_s: float = NEVER_S) -> None:
-        """Guard these. With NEVER_S only wake-ups and inotify make anything happen, with OFTEN_S polling does."""
-        self.targets.apply(specs, SamplingConfig(slow_s=slow_s))
-
-    def of(self, kind: type[E], target: str | None = None) -> list[E]:
-        """What was told of this kind, about this target."""
-        return [event for event in self.told if isinstance(event, kind) and target in (None, about(event))]
-
-    def kinds(self) -> list[str]:
-        """The names of everything told, in order."""
-        return [type(event).__name__ for event in self.told]
-
-    def usage(self, target: str, index: int = 0) -> Usage:
-        """The latest sample's usage."""
-        return self.of(SampleTaken, target)[-1].sample.usages[index]
-
-
-def about(event: Event) -> str:
-    """The target that an event is about."""
-    if isinstance(event, SampleTaken):
-        return event.sample.target
-    target = getattr(event, "target", None)
-    assert isinstance(target, str)
-    return target
-
-
-def play(path: Path, scene: Callable[[Scene], Awaitable[None]]) -> None:
-    """Run a scene; whatever happened in it, no descriptor is left."""
-
-    async def run() -> None:
-        made = Scene(str(path))
-        try:
-            await scene(made)
-        finally:
-            made.targets.close()
-
-    before = len(os.listdir("/proc/self/fd"))
-    asyncio.run(run())
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def job(name: str = "job", path: str = "/job", policy: Policy | None = None) -> TargetSpec:
-    """A target named by its path."""
-    return TargetSpec(name, path=path, policy=policy or Policy())
-
 
 # Sampling
 
@@ -377,7 +313,7 @@ def test_running_out_of_descriptors_is_said_and_got_over(tmp_path: Path, room: i
             s.apply(job(path="/a/job"), slow_s=OFTEN_S)
             said = [event.reason for event in s.of(SampleFailed)] + s.faults
             assert any("Too many open files" in sentence for sentence in said)
-            assert all("raise LimitNOFILE=" in sentence or "inotify" in sentence for sentence in said)
+            assert all("raise LimitNOFILE=" in sentence for sentence in said)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             for fd in taken[room:]:
@@ -665,6 +601,50 @@ def test_names_that_are_not_utf_8_are_guarded_and_told_in_plain_text(tmp_path: P
     play(tmp_path, scene)
 
 
+def test_cgroups_whose_names_look_alike_are_guarded_each(tmp_path: Path) -> None:
+    """One has a control character in its name, the other how that is shown; a third is long."""
+    path = "/k/" + "0123456789abcdef" * 12 + ".scope"
+
+    async def scene(s: Scene) -> None:
+        for each in ("/k", "/k/a\x01b", "/k/a\\x01b", path):
+            s.tree.cgroup(each)
+        s.apply(TargetSpec("g", glob="/k/*"))
+        assert s.faults == []
+        names = s.targets.names()
+        assert len(set(names)) == 3
+        assert "g:/k/a\\x01b" in names
+        for name in names:
+            hello = wire.decode_client(wire.encode(wire.Hello("x", target=name)).rstrip())
+            assert isinstance(hello, wire.Hello)
+            assert s.targets.join_peer(hello.target or "") == name
+        assert s.targets.contains(next(name for name in names if name.endswith("cdef.scope")), path)
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("name", ["pod\udcff", "pod\n\x1b[2J", "pod\u202e"], ids=["not UTF-8", "terminal", "override"])
+@pytest.mark.parametrize("broken", ["memory.current", "memory.events", "memory.stat", "memory.high", "all"])
+def test_what_is_said_of_a_badly_named_cgroup_can_be_printed(tmp_path: Path, name: str, broken: str) -> None:
+    """Reasons go into logs, JSON and terminals: the name in them is escaped, whichever file cannot be used."""
+
+    async def scene(s: Scene) -> None:
+        cgroup = s.tree.cgroup(f"/{name}")
+        if broken == "all":
+            cgroup.unlink("memory.events")
+        else:
+            cgroup.break_file(broken)
+        s.apply(TargetSpec("g", glob="/pod*"))
+        (status,) = s.targets.status().values()
+        said = [status.degraded, *(event.reason for event in s.of(SampleFailed)), *s.faults]
+        assert status.degraded is not None
+        for sentence in filter(None, said):
+            sentence.encode()
+            assert sentence.isprintable()
+            assert "pod" in sentence
+
+    play(tmp_path, scene)
+
+
 def test_more_matches_than_targets_may_be_are_said_once(tmp_path: Path) -> None:
     """The others are guarded."""
 
@@ -675,6 +655,33 @@ def test_more_matches_than_targets_may_be_are_said_once(tmp_path: Path) -> None:
         assert len(s.targets.names()) == 8
         assert len(s.faults) == 4
         assert "max_targets = 8 is reached" in s.faults[0]
+
+    play(tmp_path, scene)
+
+
+def test_what_there_was_no_room_for_is_guarded_when_there_is(tmp_path: Path) -> None:
+    """Pods end, and those that were turned away take their places; so do targets named by path or unit."""
+
+    async def scene(s: Scene) -> None:
+        for path in ("/job", "/llm.service", *(f"/pod{number:02}" for number in range(12))):
+            s.tree.cgroup(path).events(oom_kill=4)
+        s.apply(TargetSpec("g", glob="/pod*"), job(), TargetSpec("u", unit="llm"))
+        assert [f"g:/pod{number:02}" for number in range(8)] == s.targets.names()
+        said = len(s.faults)
+        for number in (8, *range(7)):
+            s.tree.remove(f"/pod{number:02}")
+        s.tree.cgroup("/own.slice")
+        os.rename(s.tree.full("/llm.service"), s.tree.full("/own.slice/llm.service"))
+        await soon(lambda: len(s.targets.names()) == 6 and s.of(SampleTaken, "u"))
+        assert {*s.targets.names()} == {"job", "u", *(f"g:/pod{number:02}" for number in (7, 9, 10, 11))}
+        assert s.targets.status()["u"].path == "/own.slice/llm.service"
+        assert len(s.of(SampleTaken, "u")) == len(s.of(SampleTaken, "g:/pod11")) == 1
+        # Its kills are as old as with any cgroup that was there before it was guarded.
+        assert s.of(CountersMoved) == []
+        assert len(s.faults) == said
+        s.tree.remove("/job")
+        await soon(lambda: s.of(CgroupVanished, "job"))
+        assert len(s.targets.names()) == 6
 
     play(tmp_path, scene)
 
@@ -714,6 +721,27 @@ def test_a_reload_touches_only_what_changed(tmp_path: Path) -> None:
         assert {event.target for event in s.of(CgroupAppeared)} == {"moved", "new"}
         s.apply(before[0], job("policy", "/policy", strict), job("moved", "/moved2"), job("new", "/new"))
         assert len(s.of(TargetAdded)) == 3
+
+    play(tmp_path, scene)
+
+
+def test_a_reload_reaches_the_targets_of_subscribers(tmp_path: Path) -> None:
+    """They are judged by [defaults]: new ones are told, the same ones are not."""
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/job")
+        s.tree.cgroup("/x")
+        s.apply(job())
+        old, new = Policy(), Policy(high=Mark(ratio=0.5))
+        s.targets.guard_peer("/x", old)
+        s.told.clear()
+        s.targets.apply([job()], SamplingConfig(slow_s=NEVER_S), old)
+        assert s.told == []
+        for _ in range(2):
+            s.targets.apply([job()], SamplingConfig(slow_s=NEVER_S), new)
+            assert s.told == [TargetAdded("/x", "/x", new)]
+        assert s.targets.guard_peer("/x", new) == "/x"
+        assert len(s.told) == 1
 
     play(tmp_path, scene)
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -49,15 +50,18 @@ def scenario(play: Callable[[Watching], Awaitable[None]]) -> None:
 
 
 def test_entries_that_come_go_and_are_renamed_are_told_by_name(tmp_path: Path) -> None:
-    """A rename is a going and a coming."""
+    """A rename is a going and a coming. A name is told once for all that happened to it: whoever is told looks."""
 
     async def play(watching: Watching) -> None:
         assert watching.watch.add(str(tmp_path), watching.names.append) is not None
         (tmp_path / "a").mkdir()
         (tmp_path / "a").rename(tmp_path / "b")
         (tmp_path / "b").rmdir()
-        await soon(lambda: len(watching.names) == 4)
-        assert watching.names == ["a", "a", "b", "b"]
+        await soon(lambda: watching.names)
+        assert watching.names == ["a", "b"]
+        (tmp_path / "b").mkdir()
+        await soon(lambda: watching.names[2:])
+        assert watching.names == ["a", "b", "b"]
 
     scenario(play)
 
@@ -102,6 +106,38 @@ def test_a_removed_watch_is_silent(tmp_path: Path) -> None:
         watching.watch.remove(watched)
         await soon(lambda: watching.kept == 0)
         assert watching.names == []
+
+    scenario(play)
+
+
+def test_a_flood_is_told_bit_by_bit(tmp_path: Path) -> None:
+    """Whoever makes directories without end holds up nothing else on the loop; in the end each has been told once."""
+
+    async def play(watching: Watching) -> None:
+        assert watching.watch.add(str(tmp_path), watching.names.append) is not None
+        for number in range(1000):
+            (tmp_path / f"d{number}").mkdir()
+        told = [0]
+        while told[-1] < 1000:
+            await asyncio.sleep(0)
+            told.append(len(watching.names))
+        assert max(now - before for before, now in pairwise(told)) <= 2 * treewatch._TOLD_AT_ONCE
+        assert sorted(watching.names) == sorted(f"d{number}" for number in range(1000))
+
+    scenario(play)
+
+
+def test_one_name_that_comes_and_goes_without_end_is_told_once_a_turn(tmp_path: Path) -> None:
+    """A restart loop, or an attack: two thousand events, and a look for each lot of them."""
+
+    async def play(watching: Watching) -> None:
+        assert watching.watch.add(str(tmp_path), watching.names.append) is not None
+        for _ in range(1000):
+            (tmp_path / "a").mkdir()
+            (tmp_path / "a").rmdir()
+        (tmp_path / "b").mkdir()
+        await soon(lambda: "b" in watching.names)
+        assert len(watching.names) <= 2000 / treewatch._TAKEN_AT_ONCE + 2
 
     scenario(play)
 

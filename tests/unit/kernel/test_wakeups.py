@@ -2,39 +2,19 @@
 
 import asyncio
 import os
-import socket
 import tempfile
 from collections.abc import Awaitable, Callable
 
 from edgeguardd.kernel.wakeups import Wakeups
+from tests.support.urgent import Urgent
 from tests.support.wait import soon
 
 
-class Source:
-    """Something that can wake: a connected TCP pair, one end of which sends urgent bytes."""
-
-    def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self.sender = socket.create_connection(server.getsockname())
-            self.receiver, _ = server.accept()
-
-    @property
-    def fd(self) -> int:
-        return self.receiver.fileno()
-
-    def change(self) -> None:
-        self.sender.send(b"!", socket.MSG_OOB)
-
-    def close(self) -> None:
-        self.sender.close()
-        self.receiver.close()
-
-
-def scenario(play: Callable[[Wakeups, Source], Awaitable[None]]) -> None:
+def scenario(play: Callable[[Wakeups, Urgent], Awaitable[None]]) -> None:
     """Play with fresh wake-ups and one source; no descriptor may be left."""
 
     async def run() -> None:
-        wakeups, source = Wakeups(asyncio.get_running_loop()), Source()
+        wakeups, source = Wakeups(asyncio.get_running_loop()), Urgent()
         try:
             await play(wakeups, source)
         finally:
@@ -49,7 +29,7 @@ def scenario(play: Callable[[Wakeups, Source], Awaitable[None]]) -> None:
 def test_a_change_calls_back_and_silence_does_not() -> None:
     """A source that is readable all the time, as a kernfs file is, does not spin the loop."""
 
-    async def play(wakeups: Wakeups, source: Source) -> None:
+    async def play(wakeups: Wakeups, source: Urgent) -> None:
         woken: list[str] = []
         source.sender.send(b"ordinary, never read")
         assert wakeups.add(source.fd, lambda: woken.append("first"))
@@ -68,7 +48,7 @@ def test_a_change_calls_back_and_silence_does_not() -> None:
 def test_a_callback_that_does_not_read_is_called_once() -> None:
     """The flags stay set until the file is read; the loop goes on all the same."""
 
-    async def play(wakeups: Wakeups, source: Source) -> None:
+    async def play(wakeups: Wakeups, source: Urgent) -> None:
         woken: list[int] = []
         wakeups.add(source.fd, lambda: woken.append(1))
         source.change()
@@ -83,7 +63,7 @@ def test_a_callback_that_does_not_read_is_called_once() -> None:
 def test_a_plain_file_cannot_wake() -> None:
     """It is told at once, so that the caller polls it."""
 
-    async def play(wakeups: Wakeups, source: Source) -> None:
+    async def play(wakeups: Wakeups, source: Urgent) -> None:
         with tempfile.TemporaryFile() as file:
             assert not wakeups.add(file.fileno(), lambda: None)
             wakeups.remove(file.fileno())
@@ -94,12 +74,12 @@ def test_a_plain_file_cannot_wake() -> None:
 def test_a_removed_source_is_silent_even_within_one_batch() -> None:
     """One callback may remove what the next would be called for."""
 
-    async def play(wakeups: Wakeups, source: Source) -> None:
-        other = Source()
+    async def play(wakeups: Wakeups, source: Urgent) -> None:
+        other = Urgent()
         try:
             woken: list[str] = []
 
-            def one_removes_the_other(me: Source, you: Source) -> None:
+            def one_removes_the_other(me: Urgent, you: Urgent) -> None:
                 woken.append("x")
                 wakeups.remove(you.fd)
 
@@ -121,7 +101,7 @@ def test_a_removed_source_is_silent_even_within_one_batch() -> None:
 def test_closing_twice_is_fine() -> None:
     """And nothing is called after it."""
 
-    async def play(wakeups: Wakeups, source: Source) -> None:
+    async def play(wakeups: Wakeups, source: Urgent) -> None:
         woken: list[int] = []
         wakeups.add(source.fd, lambda: woken.append(1))
         wakeups.close()

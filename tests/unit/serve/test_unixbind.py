@@ -1,7 +1,10 @@
 """Claiming the socket's place in the file system."""
 
+import contextlib
 import grp
 import os
+import resource
+import shutil
 import socket
 import stat
 from collections.abc import Iterator
@@ -79,6 +82,31 @@ def test_an_unknown_group_is_named(directory: str) -> None:
     """A group that does not exist is said, with what to do, before anything is made."""
     assert "no group 'nosuchgroup'" in refusal(f"{directory}/s", group="nosuchgroup")
     assert os.listdir(directory) == []
+
+
+@pytest.mark.parametrize("number", [2**32 - 1, 2**32, 99999999999, 10**30])
+def test_a_number_that_no_group_can_have_is_said(directory: str, number: int) -> None:
+    """One sentence, before anything is made: the kernel would take one of them for "leave it as it is"."""
+    assert f"there is no group {number};" in refusal(f"{directory}/s", group=str(number))
+    assert os.listdir(directory) == []
+
+
+def test_too_few_descriptors_are_said_with_the_remedy_for_that(directory: str) -> None:
+    """Another path would not help."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        said = refusal(f"{directory}/s")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for fd in taken:
+            os.close(fd)
+    assert "LimitNOFILE=" in said
+    assert "[socket] path" not in said
 
 
 def test_a_socket_left_by_a_killed_daemon_is_replaced(directory: str) -> None:
@@ -162,9 +190,65 @@ def test_what_is_not_a_socket_is_never_removed(directory: str, what: str) -> Non
     assert not os.path.exists(f"{path}.lock")
 
 
-def test_a_missing_directory_is_named(directory: str) -> None:
-    """The remedy says that the directory is to be made."""
-    assert "create the directory" in refusal(f"{directory}/no/s")
+def test_a_missing_directory_is_made_and_removed(directory: str) -> None:
+    """/run is empty after each boot: where the parent is there, nobody has to prepare anything, whatever the umask."""
+    path = f"{directory}/run/s"
+    before = os.umask(0o077)
+    try:
+        claimed = claim(SocketConfig(path=path))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat(f"{directory}/run").st_mode) == 0o755
+    release(claimed)
+    assert os.listdir(directory) == []
+
+
+def test_a_directory_that_was_there_stays(directory: str) -> None:
+    """Somebody made it, and may count on it."""
+    os.mkdir(f"{directory}/run")
+    release(claim(SocketConfig(path=f"{directory}/run/s")))
+    assert os.listdir(directory) == ["run"]
+
+
+def test_a_directory_that_somebody_else_uses_as_well_stays(directory: str) -> None:
+    """Only an empty one is removed."""
+    claimed = claim(SocketConfig(path=f"{directory}/run/s"))
+    other = claim(SocketConfig(path=f"{directory}/run/other"))
+    release(claimed)
+    assert sorted(os.listdir(f"{directory}/run")) == ["other", "other.lock"]
+    release(other)
+    assert os.listdir(directory) == ["run"]
+
+
+def test_a_start_that_fails_leaves_no_directory(directory: str) -> None:
+    """What was made on the way is removed again."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+        said = refusal(f"{directory}/run/s")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "Too many open files" in said
+    assert os.listdir(directory) == []
+
+
+def test_a_missing_parent_is_named(directory: str) -> None:
+    """A tree that is missing as a whole is a slip of the pen, more likely than a place to be made."""
+    assert "create its directory and what that is in (mkdir -p)" in refusal(f"{directory}/no/where/s")
+    assert os.listdir(directory) == []
+
+
+def test_a_directory_that_may_not_be_made_is_named(directory: str) -> None:
+    """Not as root, the parent belongs to root."""
+    uid = os.geteuid()
+    os.chmod(directory, 0o500)
+    try:
+        if uid == 0:
+            os.seteuid(NOBODY)
+        assert "Permission denied; run as a user who may write there" in refusal(f"{directory}/run/s")
+    finally:
+        os.seteuid(uid)
+        os.chmod(directory, 0o700)
 
 
 def test_a_file_in_the_place_of_the_directory_is_named(directory: str) -> None:
@@ -210,6 +294,32 @@ def test_a_socket_that_somebody_replaced_is_not_removed(directory: str) -> None:
     left_by_a_dead_owner(path)
     release(claimed)
     assert os.listdir(directory) == ["s"]
+
+
+@pytest.mark.parametrize("what", ["read-only", "gone", "a file"])
+def test_a_directory_that_cannot_be_written_any_more_does_not_stop_the_stop(directory: str, what: str) -> None:
+    """The files stay where they cannot be removed, which the next start takes as stale; nothing is raised."""
+    place = f"{directory}/run"
+    os.mkdir(place)
+    claimed = claim(SocketConfig(path=f"{place}/s"))
+    uid = os.geteuid()
+    try:
+        if what == "read-only":
+            os.chmod(place, 0o500)
+            if uid == 0:
+                os.seteuid(NOBODY)
+        else:
+            shutil.rmtree(place)
+            if what == "a file":
+                with open(place, "w"):
+                    pass
+        release(claimed)
+    finally:
+        os.seteuid(uid)
+    if what == "read-only":
+        os.chmod(place, 0o700)
+        release(claim(SocketConfig(path=f"{place}/s")))
+        assert os.listdir(place) == []
 
 
 def test_only_a_listening_stream_socket_is_taken_from_systemd() -> None:

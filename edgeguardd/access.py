@@ -1,0 +1,38 @@
+"""Who may join which target: the peer's cgroup, or the allow list.
+
+Must not: believe what the peer says of itself; its process, as the kernel knows it, decides. Upstream: kernel.peers,
+kernel.targets. Downstream: daemon.
+"""
+
+from edgeguardd.core.config import Config
+from edgeguardd.core.model import Role
+from edgeguardd.core.wire import Hello
+from edgeguardd.errors import ProtocolError
+from edgeguardd.kernel import peers
+from edgeguardd.kernel.targets import Targets
+from edgeguardd.serve.peercred import Peer
+
+
+def target_for(peer: Peer, hello: Hello, config: Config, targets: Targets) -> str | None:
+    """The target that this peer joins; None: an observer of everything. A "self" target may begin to be guarded.
+
+    Raises TargetError or ProtocolError, whose sentence and code become the peer's error line.
+    """
+    wanted = hello.target
+    if hello.role is Role.OBSERVER:
+        if wanted is not None and wanted not in targets.names():
+            raise ProtocolError("unknown_target", f"cannot observe {wanted}: no such target")
+        return wanted
+    if wanted is None or wanted == "self":
+        if not config.self_targets:
+            raise ProtocolError("not_allowed", 'cannot guard "self": self_targets is off; name a target')
+        return targets.guard_peer(peers.cgroup_of(peer.pid), config.defaults)
+    if wanted not in targets.names():
+        raise ProtocolError("unknown_target", f"cannot serve {wanted}: no such target; see edgeguardctl status")
+    if peer.uid not in config.socket.allow_uids:
+        home = peers.cgroup_of(peer.pid)
+        if not targets.contains(wanted, home):
+            raise ProtocolError(
+                "not_allowed", f"cannot serve {wanted}: you are in {home}, and uid {peer.uid} is not in allow_uids"
+            )
+    return targets.join_peer(wanted)

@@ -1,0 +1,142 @@
+"""One target's commands on their way: sent, answered, verified, ended. Each ends exactly once (model.Outcome).
+
+Must not: choose commands (ledger does), judge memory beyond what left it. Upstream: model, effects. Downstream: ledger.
+"""
+
+from collections import deque
+
+from msgspec import Struct
+
+from edgeguardd.core.effects import CancelTimer, CommandEnded, Deliver, Effect, Fact, Note, Refuse, SetTimer
+from edgeguardd.core.events import AckReceived
+from edgeguardd.core.ladder import VOIDED_BY, Situation
+from edgeguardd.core.model import AckEffect, Action, Command, Outcome, Parameters
+
+# A trim that freed less than this share of what was asked for did not help: the next rung is asked.
+EFFECT_SHARE = 0.10
+
+# Freed pages leave the counters with the call that frees them, but another thread of the server may make it, or an
+# allocator that gives back late: so long after `done` they have to be gone.
+VERIFY_S = 0.5
+
+REMEMBERED_ENDED = 64
+
+# What leaves needed bytes while any other command is on its way is not that command's doing.
+FREEING = frozenset({Action.TRIM_KV_CACHE, Action.UNLOAD_MODEL})
+
+
+class Outstanding(Struct):
+    """A command on its way. `done`: the subscriber says so, and memory is being looked at."""
+
+    command: Command
+    subscriber: int
+    sent_at: float
+    needed_at_send: int | None
+    accepted: bool = False
+    done: bool = False
+    claimed_bytes: int | None = None
+    message: str | None = None
+
+    def freed_bytes(self, at: Situation) -> int | None:
+        """What has left needed bytes since delivery; None: not known."""
+        if self.needed_at_send is None or at.needed_bytes is None:
+            return None
+        return self.needed_at_send - at.needed_bytes
+
+    def helped(self, at: Situation) -> bool:
+        """Whether memory came back: a tenth of what was asked, or enough to be below the marks."""
+        asked = self.command.parameters.release_bytes
+        if self.command.action is not Action.TRIM_KV_CACHE or not asked or not at.pressing:
+            return True
+        freed = self.freed_bytes(at)
+        return freed is None or freed >= EFFECT_SHARE * asked
+
+
+class Commands:
+    """The commands of one target, by sequence number."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.outstanding: dict[int, Outstanding] = {}
+        self._last_seq = 0
+        self._ended: deque[tuple[int, int]] = deque(maxlen=REMEMBERED_ENDED)
+
+    def of(self, subscriber: int) -> list[Outstanding]:
+        """Those on their way to one subscriber."""
+        return [o for o in self.outstanding.values() if o.subscriber == subscriber]
+
+    @property
+    def trimming(self) -> bool:
+        """Whether a trim is on its way: the server should not be throttled now."""
+        return any(o.command.action is Action.TRIM_KV_CACHE for o in self.outstanding.values())
+
+    @property
+    def degrading(self) -> bool:
+        """Whether anything but a restore is on its way."""
+        return any(o.command.action is not Action.RESTORE for o in self.outstanding.values())
+
+    def send(
+        self,
+        subscriber: int,
+        action: Action,
+        parameters: Parameters,
+        deadline_s: float,
+        at: Situation,
+        out: list[Effect],
+    ) -> None:
+        """Deliver one, in place of those that it makes void."""
+        voided = VOIDED_BY.get(action, frozenset()) | {action}
+        for older in self.of(subscriber):
+            if older.command.action in voided:
+                self.end(older, Outcome.SUPERSEDED, at, out)
+        self._last_seq += 1
+        command = Command(self._last_seq, self.target, action, parameters, at.level, at.reason, deadline_s)
+        self.outstanding[command.seq] = Outstanding(command, subscriber, at.now, at.needed_bytes)
+        out.append(Deliver(subscriber, command))
+        out.append(SetTimer(self._key("deadline", command.seq), at.now + deadline_s))
+
+    def answered(self, ack: AckReceived, out: list[Effect]) -> Outstanding | None:
+        """The command that an ack is about; None: it is about none, and has been told so."""
+        found = self.outstanding.get(ack.seq)
+        if found is not None and found.subscriber == ack.subscriber:
+            return found
+        if (ack.subscriber, ack.seq) in self._ended:
+            late: dict[str, Fact] = {"target": self.target, "subscriber": ack.subscriber, "seq": ack.seq}
+            out.append(Note("info", "late_ack", {**late, "status": ack.status.value}))
+        else:
+            text = f"cannot take the ack of seq {ack.seq}: no such command is outstanding for you"
+            out.append(Refuse(ack.subscriber, "unknown_seq", text))
+        return None
+
+    def verify(self, one: Outstanding, ack: AckReceived, at: Situation, out: list[Effect]) -> bool:
+        """`done` was said. True: memory shows it, or cannot show it any more. False: it gets VERIFY_S to show."""
+        one.done, one.claimed_bytes, one.message = True, ack.released_bytes, ack.message
+        if one.helped(at) or ack.effect in (AckEffect.LOGICAL, AckEffect.NONE):
+            return True
+        out.append(SetTimer(self._key("verify", ack.seq), at.now + VERIFY_S))
+        return False
+
+    def end(self, one: Outstanding, outcome: Outcome, at: Situation, out: list[Effect]) -> None:
+        """The one end of a command."""
+        command = one.command
+        del self.outstanding[command.seq]
+        self._ended.append((one.subscriber, command.seq))
+        out.append(CancelTimer(self._key("deadline", command.seq)))
+        if one.done:
+            out.append(CancelTimer(self._key("verify", command.seq)))
+        out.append(
+            CommandEnded(
+                one.subscriber,
+                command.seq,
+                self.target,
+                command.action,
+                outcome,
+                at.now - one.sent_at,
+                one.claimed_bytes,
+                one.freed_bytes(at) if command.action in FREEING else None,
+                one.message,
+            )
+        )
+
+    def _key(self, kind: str, seq: int) -> str:
+        return f"{kind}:{seq}:{self.target}"
