@@ -1,6 +1,6 @@
-"""The flight recorder: every event on its way into the engine, in memory at once, on disk within a second.
+"""The flight recorder: every event on its way into the engine, in memory at once, on disk within two seconds.
 
-    record() --lines--> memory --each second, at once when a level rises--> segments.Writer --> files
+    record() --lines--> memory --each second, at once when a level changes--> segments.Writer --> files
 
 Must not: wait for the disk, raise into the daemon, judge which events matter. Upstream: daemon. Downstream: segments.
 What cannot be kept is dropped and counted; then the next segment begins with a fresh checkpoint, so that each segment
@@ -21,7 +21,10 @@ from edgeguardd.core.events import ConfigReloaded, Event
 from edgeguardd.core.recording import Clock, Header
 from edgeguardd.segments import Batch, Begin, Failure, Ring, Writer
 
-FLUSH_S = 1.0
+# Handed over with the first event that comes so long after the last time, since the daemon is awake then anyway; after
+# the longer time without one. A timer of a second would wake it once more for each sample of a quiet target.
+FLUSH_S = 0.9
+LATEST_S = 1.5
 BATCH_BYTES = 128 << 10
 # With a disk that stands still: some seconds of a storm, or an hour of one quiet target.
 MAX_PENDING_BYTES = 1 << 20
@@ -75,6 +78,7 @@ class Recorder:
         # Whether events have been lost since the last line: then the next line may only follow a fresh checkpoint.
         self._gap = False
         self._retry_at = 0.0
+        self._pending_since = 0.0
         self._flush_at: asyncio.TimerHandle | None = None
         self._flush_now: asyncio.Handle | None = None
         self._urgent = False
@@ -116,10 +120,12 @@ class Recorder:
             return
         self._lines.append(line)
         self._pending_bytes += len(line)
-        if self._pending_bytes >= self._batch_bytes:
+        if len(self._lines) == 1:
+            self._pending_since = now
+            if self._flush_now is None:
+                self._flush_at = self._loop.call_at(now + LATEST_S, self._flush)
+        elif self._pending_bytes >= self._batch_bytes or now - self._pending_since >= FLUSH_S:
             self.flush_soon(urgent=False)
-        elif self._flush_at is None and self._flush_now is None:
-            self._flush_at = self._loop.call_at(now + FLUSH_S, self._flush)
 
     def flush_soon(self, *, urgent: bool = True) -> None:
         """Hand over what is there when the present event has been dealt with. urgent: a level has risen."""

@@ -11,12 +11,15 @@ from typing import Any
 
 from edgeguardd.core.config import Config
 from edgeguardd.core.configlines import Path, key_lines
-from edgeguardd.core.configreader import Reader, Tree
+from edgeguardd.core.configreader import MAX_PROBLEMS, Reader, TooManyProblems, Tree
 from edgeguardd.core.text import printable
 from edgeguardd.errors import ConfigError
 
 # Room for 4,096 targets; tomllib takes seconds for more than this.
 MAX_FILE_BYTES = 1024 * 1024
+
+# tomllib takes quadratic time for a key of many parts: hours for one that fills a file.
+MAX_PARTS = 64
 
 _SYNTAX = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", re.DOTALL)
 # TOML has no such numbers; whoever writes one means an octal mode.
@@ -34,11 +37,18 @@ def read(text: str | bytes, source: str) -> Config:
 
 
 def parse(tree: Tree, lines: Mapping[Path, int] | None = None) -> Config:
-    """The configuration in a TOML tree; `lines` tells where each key stands. Raises ConfigError with every fault."""
+    """The configuration in a TOML tree; `lines` tells where each key stands.
+
+    Raises ConfigError with every fault, or with the first MAX_PROBLEMS.
+    """
     reader = Reader(lines or {})
-    config = reader.config(tree)
+    more: list[str] = []
+    try:
+        config = reader.config(tree)
+    except TooManyProblems:
+        more = [f"cannot list more than {MAX_PROBLEMS} faults; mend these first, or name the right file"]
     if reader.problems:
-        raise ConfigError([problem for _, problem in sorted(reader.problems, key=lambda found: found[0])])
+        raise ConfigError([problem for _, problem in sorted(reader.problems, key=lambda found: found[0])] + more)
     return config
 
 
@@ -62,6 +72,11 @@ def _decoded(text: str | bytes) -> str:
 
 
 def _tree(text: str) -> dict[str, Any]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.partition("=")[0].partition("#")[0].count(".") >= MAX_PARTS:
+            raise ConfigError(
+                [f"line {number}: cannot read a key of over {MAX_PARTS} parts; none needs more than three"]
+            )
     try:
         return tomllib.loads(text)
     except RecursionError:

@@ -25,6 +25,14 @@ _DEVICE_SAMPLES = {"name": '"gpu"', "kind": '"nvml"'}
 Levels = TypeVar("Levels", Ladder, LastResorts)
 
 
+# Who has made more than so many mistakes has made one, a wrong file above all; telling each would take half a minute.
+MAX_PROBLEMS = 256
+
+
+class TooManyProblems(Exception):  # noqa: N818 - the reading ends early, which is no fault of its own
+    """So many faults that the rest is not looked for."""
+
+
 class Reader:
     """One reading. `problems`: the faults found, each with its line."""
 
@@ -34,7 +42,7 @@ class Reader:
         self._faulty: set[Path] = set()
 
     def config(self, tree: Tree) -> Config:
-        """The whole tree, in the order in which the parts build on each other."""
+        """The whole tree, in the order in which the parts build on each other. Raises TooManyProblems."""
         named = (table.SOCKET, table.HTTP, table.SAMPLING, table.LOG, table.MACHINE, table.RECORDER)
         tables = (*(section.header for section in named), "defaults", "target")
         top = self._values(tree, (), table.TOP, tables)
@@ -228,6 +236,8 @@ class Reader:
         if not line and (numbers := [part + 1 for part in path if isinstance(part, int)]):
             what += f" (number {'.'.join(map(str, numbers))})"
         self.problems.append((line, f"{where}cannot use {what}: {why}"))
+        if len(self.problems) == MAX_PROBLEMS:
+            raise TooManyProblems
 
 
 def _dotted(path: Path) -> str:

@@ -28,6 +28,8 @@ SWAP_MAX: Final = "memory.swap.max"
 STAT_READ_BYTES = 16384
 READ_BYTES = 1024
 MAX_PATH_CHARS = 4096
+# A container in a pod in a slice lies 6 deep, a kubelet in a container 12.
+MAX_DEPTH = 32
 
 Figure = TypeVar("Figure")
 
@@ -259,6 +261,19 @@ def normal_path(path: str) -> str:
             "begin it with '/', or run the daemon in the host's cgroup namespace"
         )
     return "/" + "/".join(parts)
+
+
+def target_path(path: str) -> str:
+    """As normal_path, for a cgroup to be guarded. Raises TargetError also where too many levels are above it.
+
+    Each of them is held open, and whoever may make cgroups may nest hundreds.
+    """
+    path = normal_path(path)
+    if path.count("/") > MAX_DEPTH:
+        raise TargetError(
+            f"cannot guard {shown(path)}: it is more than {MAX_DEPTH} levels deep; make a cgroup above it the target"
+        )
+    return path
 
 
 def shown(path: str) -> str:

@@ -7,14 +7,19 @@ import errno
 import fnmatch
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from edgeguardd.kernel.cgroupfs import MAY_NOT_LOOK, CgroupRoot, normal_path, shown
+from edgeguardd.kernel.cgroupfs import MAX_DEPTH, MAY_NOT_LOOK, CgroupRoot, shown, target_path
 from edgeguardd.kernel.tree import Follower, Place, Tree
 
 # The types of unit that have a cgroup (systemd.resource-control(5)).
 _SUFFIXES = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
+
+# Each directory looked into takes a descriptor and a watch. A node has 250 pods, a desktop user 20 slices.
+_MAX_DIRECTORIES = 1024
+_MAX_OF_ONE_USER = 64
 
 
 class Pattern(Protocol):
@@ -36,7 +41,7 @@ class Glob:
 
     def __init__(self, pattern: str) -> None:
         """Raises TargetError for a pattern that is no path below the root."""
-        parts = normal_path(pattern).split("/")[1:]
+        parts = target_path(pattern).split("/")[1:]
         self._parts = [
             re.compile(("" if part.startswith(".") else r"(?!\.)") + fnmatch.translate(part)) for part in parts
         ]
@@ -71,7 +76,7 @@ class Unit:
 
     def inside(self, path: str) -> bool:
         name = path.rpartition("/")[2]
-        return path == "/" or name.endswith(".slice") or (name.startswith("user@") and name.endswith(".service"))
+        return path == "/" or name.endswith(".slice") or _is_user_manager(name)
 
     def matches(self, path: str) -> bool:
         name = path.rpartition("/")[2]
@@ -87,7 +92,8 @@ class Unit:
 class Search:
     """All cgroups that match a pattern, from now on. `found` and `lost` get their paths.
 
-    `on_fault` gets a sentence about a directory that cannot be listed.
+    `on_fault` gets a sentence about a directory that cannot be listed, `on_full` when there are too many to look into:
+    each of them takes a descriptor and a watch.
     """
 
     def __init__(
@@ -98,6 +104,7 @@ class Search:
         found: Callable[[str], None],
         lost: Callable[[str], None],
         on_fault: Callable[[str], None],
+        on_full: Callable[[str], None],
     ) -> None:
         self._root = root
         self._tree = tree
@@ -105,6 +112,8 @@ class Search:
         self._found = found
         self._lost = lost
         self._on_fault = on_fault
+        self._on_full = on_full
+        self._looked_into: Counter[str] = Counter()
         self._inside: dict[str, tuple[Place, Follower]] = {}
         self._closed = False
         self.matches: set[str] = set()
@@ -122,6 +131,15 @@ class Search:
         self.matches.clear()
 
     def _descend(self, path: str) -> None:
+        owner = _owner(path)
+        allowed = _MAX_OF_ONE_USER if owner else _MAX_DIRECTORIES
+        if path.count("/") > MAX_DEPTH or self._looked_into[owner] >= allowed:
+            self._on_full(
+                f"cannot look into all directories below {shown(owner or '/')}: there are more than {allowed}, or more "
+                f"than {MAX_DEPTH} levels of them; name targets there by path"
+            )
+            return
+        self._looked_into[owner] += 1
         follower = Follower(self._scan, self._forget_below, self._entry)
         place = self._tree.follow(path, follower)
         self._inside[path] = (place, follower)
@@ -167,8 +185,15 @@ class Search:
 
     def _forget(self, path: str) -> None:
         """The cgroup is gone, and with it all below."""
+        if path not in self._inside:
+            # Nothing below it was looked at.
+            if path in self.matches:
+                self.matches.discard(path)
+                self._lost(path)
+            return
         for inside in [known for known in self._inside if known == path or known.startswith(path + "/")]:
             place, follower = self._inside.pop(inside)
+            self._looked_into[_owner(inside)] -= 1
             self._tree.unfollow(place, follower)
         for match in [known for known in self.matches if known == path or known.startswith(path + "/")]:
             self.matches.discard(match)
@@ -179,6 +204,22 @@ class Search:
         for match in [known for known in self.matches if known.startswith(place.path + "/")]:
             self.matches.discard(match)
             self._lost(match)
+
+
+def rank(path: str) -> tuple[bool, int, str]:
+    """Which of several cgroups with a unit's name is the unit: the least. A user's own manager may have any name."""
+    return bool(_owner(path)), path.count("/"), path
+
+
+def _owner(path: str) -> str:
+    """The user manager's cgroup that this one is in, where its user may make more; "" for none."""
+    parts = path.split("/")
+    depth = next((number for number, part in enumerate(parts, 1) if _is_user_manager(part)), 0)
+    return "/".join(parts[:depth])
+
+
+def _is_user_manager(name: str) -> bool:
+    return name.startswith("user@") and name.endswith(".service")
 
 
 def _parts(path: str) -> list[str]:

@@ -84,6 +84,11 @@ class Sampler:
             self._tree.unfollow(target.place, target.follower)
         target.place = target.follower = None
 
+    def leave(self, target: Guarded) -> None:
+        """As stop, but tell that its cgroup is gone if it was there: the target will follow another."""
+        self._detach(target)
+        self.stop(target)
+
     def sample_now(self, target: Guarded) -> None:
         """Read and tell at once."""
         if target.attached:

@@ -14,16 +14,18 @@ from collections.abc import Callable, Sequence
 from edgeguardd.core.config import Policy, SamplingConfig, TargetSpec
 from edgeguardd.core.events import Event, TargetAdded, TargetDropped
 from edgeguardd.errors import TargetError
-from edgeguardd.kernel.cgroupfs import EVENTS, MAY_NOT_LOOK, CgroupRoot, normal_path, shown
+from edgeguardd.kernel.cgroupfs import EVENTS, MAY_NOT_LOOK, CgroupRoot, normal_path, shown, target_path
 from edgeguardd.kernel.guarded import Guarded, TargetStatus, status_of
 from edgeguardd.kernel.names import found_name
-from edgeguardd.kernel.resolve import Glob, Pattern, Search, Unit
+from edgeguardd.kernel.resolve import Glob, Pattern, Search, Unit, rank
 from edgeguardd.kernel.sampler import Sampler
 from edgeguardd.kernel.tree import Tree
 from edgeguardd.kernel.treewatch import TreeWatch
 
 # Faults are said once each; what is remembered of them is bounded.
 _MAX_SAID = 256
+# Whoever makes cgroups that match a glob may make many.
+_MAX_TURNED_AWAY = 4096
 
 
 class _Wish:
@@ -105,7 +107,7 @@ class Targets:
         wish = self._wishes[spec.name] = _Wish(spec)
         try:
             if spec.path is not None:
-                self._add(wish, spec.name, normal_path(spec.path))
+                self._add(wish, spec.name, target_path(spec.path))
                 return
             pattern: Pattern = Glob(spec.glob or "/") if spec.unit is None else Unit(spec.unit)
         except TargetError as error:
@@ -119,6 +121,7 @@ class Targets:
             lambda path: self._found(wish, path, many=pattern.many),
             lambda path: self._lost(wish, path, many=pattern.many),
             self._fault,
+            self._say,
         )
         wish.search.start()
         wish.searching = False
@@ -134,12 +137,16 @@ class Targets:
             self._drop(wish.targets.pop(path))
 
     def _found(self, wish: _Wish, path: str, *, many: bool) -> None:
-        """A cgroup matches. Found after the first look, it has just been made."""
+        """A cgroup matches. Found after the first look, it has just been made.
+
+        A unit is followed where it runs; the system's is it even while a user has one of that name.
+        """
         if many:
             self._add(wish, found_name(path, f"{wish.spec.name}:"), path, fresh=not wish.searching)
             return
         for target in list(wish.targets.values()):
-            if path != target.path and not (target.place is not None and target.place.present):
+            runs = target.place is not None and target.place.present
+            if path != target.path and (not runs or rank(path) < rank(target.path)):
                 self._move(wish, target, path, fresh=True)
 
     def _lost(self, wish: _Wish, path: str, *, many: bool) -> None:
@@ -157,7 +164,7 @@ class Targets:
 
     def _move(self, wish: _Wish, target: Guarded, path: str, *, fresh: bool) -> None:
         """The unit runs in another slice now."""
-        self._sampler.stop(target)
+        self._sampler.leave(target)
         del wish.targets[target.path]
         wish.targets[path] = target
         target.path = path
@@ -168,7 +175,7 @@ class Targets:
         if name in self._targets or len(self._targets) >= self.max_targets:
             why = "the name is taken" if name in self._targets else f"max_targets = {self.max_targets} is reached"
             self._fault(f"cannot guard {name}: {why}; change it in the configuration")
-            if name not in self._targets:
+            if name not in self._targets and len(self._turned_away) < _MAX_TURNED_AWAY:
                 self._turned_away[name] = wish, path
             return
         target = Guarded(name, path, wish.spec.policy, self._sampler.slow_s, dynamic=False)
@@ -246,7 +253,7 @@ class Targets:
         return max(around, key=lambda target: len(target.path), default=None)
 
     def _dynamic(self, path: str, policy: Policy) -> Guarded:
-        name = found_name(path)
+        name = found_name(target_path(path))
         if name in self._targets or len(self._targets) >= self.max_targets:
             raise TargetError(f"cannot guard {name}: {len(self._targets)} targets are guarded; raise max_targets")
         full = self._root.full(path)
@@ -334,12 +341,15 @@ class Targets:
 
     def _fault(self, sentence: str) -> None:
         """Say it once; from the first one on, directories are polled as long as one is not watched."""
+        self._say(sentence)
+        if self._poll_timer is None:
+            self._poll_timer = self._loop.call_later(self._sampler.slow_s, self._poll)
+
+    def _say(self, sentence: str) -> None:
         if sentence not in self.faults and len(self.faults) < _MAX_SAID:
             self.faults.append(sentence)
             if self._on_fault is not None:
                 self._on_fault(sentence)
-        if self._poll_timer is None:
-            self._poll_timer = self._loop.call_later(self._sampler.slow_s, self._poll)
 
     def _poll(self) -> None:
         self._poll_timer = None
@@ -356,8 +366,8 @@ def _same_place(old: TargetSpec, new: TargetSpec) -> bool:
 
 
 def _best(paths: set[str]) -> str | None:
-    """Of several cgroups of one unit (a user's and the system's) the one nearest to the root."""
-    return min(paths, key=lambda path: (path.count("/"), path), default=None)
+    """Of several cgroups of one unit (a user's and the system's) the one that is it."""
+    return min(paths, key=rank, default=None)
 
 
 def _is_inside(path: str, around: str) -> bool:

@@ -134,7 +134,7 @@ def replayed(segments: list[Segment]) -> list[tuple[float, Event, object]]:
     return [(step.now, step.event, step.effects) for step in recorded(segments) if isinstance(step, Step)]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(HISTORY)
 def test_a_replay_gives_the_same_orders_from_every_segment_on(history: list[tuple[Event, float, int]]) -> None:
     """Events, times and effects are those of the run; each later checkpoint equals what the replay has come to."""

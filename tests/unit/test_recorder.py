@@ -110,8 +110,8 @@ def fly(directory: Path, flight: Callable[[Flight], Awaitable[None]], ring: Ring
     assert not [thread for thread in threading.enumerate() if thread.name == "edgeguardd-recorder"]
 
 
-def test_what_is_recorded_can_be_read_within_a_second(tmp_path: Path) -> None:
-    """Without anybody asking for it; before that, nothing has gone to the disk for single events."""
+def test_what_is_recorded_can_be_read_within_two_seconds(tmp_path: Path) -> None:
+    """Without anybody asking for it, and without another event."""
 
     async def flight(one: Flight) -> None:
         one.need(100)
@@ -124,12 +124,31 @@ def test_what_is_recorded_can_be_read_within_a_second(tmp_path: Path) -> None:
 def test_a_level_that_rises_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """flush_soon does not wait for the second to be over."""
     monkeypatch.setattr(recorders, "FLUSH_S", 3600.0)
+    monkeypatch.setattr(recorders, "LATEST_S", 3600.0)
 
     async def flight(one: Flight) -> None:
         one.need(900)
         one.recorder.flush_soon()
         await soon(lambda: one.recorder.stats.written == 3)
         assert one.read() == one.events
+
+    fly(tmp_path, flight)
+
+
+def test_a_quiet_daemon_is_not_woken_once_more(tmp_path: Path) -> None:
+    """The next sample, a second later, takes what is there along; no timer rings in between."""
+
+    async def flight(one: Flight) -> None:
+        one.recorder.flush_soon()
+        await soon(lambda: one.recorder.stats.written == 2)
+        now = one.loop.time()
+        one.recorder.record(CgroupAppeared("llm"), now)
+        timer = one.recorder._flush_at
+        assert timer is not None
+        assert timer.when() > now + 1.1
+        one.recorder.record(CgroupAppeared("llm"), now + 1.001)
+        assert timer.cancelled()
+        await soon(lambda: one.recorder.stats.written == 4)
 
     fly(tmp_path, flight)
 

@@ -19,6 +19,7 @@ from edgeguardd.core.config import (
     TargetSpec,
 )
 from edgeguardd.core.configparse import MAX_FILE_BYTES, parse, read
+from edgeguardd.core.configreader import MAX_PROBLEMS
 from edgeguardd.core.configtext import example, render
 from edgeguardd.core.model import Action, LastResort
 from edgeguardd.errors import ConfigError
@@ -550,11 +551,23 @@ def test_a_step_in_a_long_array_is_told_at_its_own_line() -> None:
         (b"a = 1\nb = '\xe4'\n", "line 2: cannot read byte 11 as UTF-8"),
         ("a = 1\n\0", "line 2: cannot read a NUL character"),
         (b"#" * (10 * MAX_FILE_BYTES), "cannot read a configuration of over 1048576 bytes"),
+        ("\n" + ".".join("a" * 500_000) + "=1", "line 2: cannot read a key of over 64 parts"),
+        ("[" + ".".join("a" * 500_000) + "]", "line 1: cannot read a key of over 64 parts"),
     ],
 )
 def test_text_that_is_no_toml_is_one_clear_fault(text: str | bytes, expected: str) -> None:
     """Cut, binary, huge or deeply nested files end in one sentence, and never in a traceback."""
     assert problem(text).startswith(expected)
+
+
+@pytest.mark.timeout(30)
+def test_a_wrong_file_does_not_keep_its_reader_for_long() -> None:
+    """A megabyte of faults is not told fault by fault: a daemon that reloads would stand still over it."""
+    entry = '[[target]]\nname = "t"\npath = "/p"\n'
+    with pytest.raises(ConfigError) as error:
+        read(entry * (MAX_FILE_BYTES // len(entry)), "f.toml")
+    assert len(error.value.problems) == MAX_PROBLEMS + 1
+    assert error.value.problems[-1].startswith("f.toml: cannot list more than 256 faults; mend these first")
 
 
 def test_a_mode_without_quotes_is_told_to_get_some() -> None:

@@ -698,6 +698,102 @@ def test_a_path_that_is_none_costs_its_own_target_only(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+# Whoever may make cgroups may make many
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "on our watch"])
+def test_slices_nested_without_end(tmp_path: Path, before: bool) -> None:
+    """Any user of systemd can nest slices: that ends neither the daemon nor its descriptors."""
+    manager = "/user.slice/user-1.slice/user@1.service"
+
+    async def scene(s: Scene) -> None:
+        for path in ("/user.slice", "/user.slice/user-1.slice", manager, "/system.slice"):
+            s.tree.cgroup(path)
+        deep = s.tree.full(manager) + "/a.slice" * 450
+        if before:
+            os.makedirs(deep)
+        s.apply(TargetSpec("u", unit="llm"))
+        os.makedirs(deep, exist_ok=True)
+        await soon(lambda: s.faults)
+        assert "cannot look into all directories below " + manager in s.faults[0]
+        assert len(s.targets._watch._watches) < 100
+        s.tree.cgroup("/system.slice/new.slice")
+        s.tree.cgroup("/system.slice/new.slice/llm.service")
+        await soon(lambda: s.of(SampleTaken, "u"))
+        assert len(s.faults) == 1
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("depth", [0, 4])
+def test_a_users_cgroup_does_not_stand_in_for_the_systems_unit(tmp_path: Path, depth: int) -> None:
+    """Any user can call a cgroup llm.service: that is the unit only while the system itself runs none."""
+    slices = ["/system.slice", *(f"/system.slice{'/x.slice' * number}" for number in range(1, depth + 1))]
+    real = slices[-1] + "/llm.service"
+    fake = "/user.slice/user-1.slice/user@1.service/llm.service"
+
+    async def scene(s: Scene) -> None:
+        for path in (*slices, "/user.slice", "/user.slice/user-1.slice", os.path.dirname(fake), fake, real):
+            s.tree.cgroup(path)
+        s.apply(TargetSpec("u", unit="llm"))
+        for _ in range(2):
+            assert s.targets.status()["u"].path == real
+            s.tree.remove(real)
+            await soon(lambda: s.targets.status()["u"].path == fake)
+            s.told.clear()
+            s.tree.cgroup(real).events(oom_kill=1)
+            await soon(lambda: s.targets.status()["u"].path == real)
+            told = ["CgroupVanished", "TargetAdded", "CgroupAppeared", "SampleTaken", "CountersMoved"]
+            assert s.kinds()[-5:] == told
+
+    play(tmp_path, scene)
+
+
+def test_slices_of_one_user_without_end(tmp_path: Path) -> None:
+    """They share an allowance of their own, so that what the system makes later is still seen; room is used again."""
+    manager = "/user.slice/user-1.slice/user@1.service"
+
+    async def scene(s: Scene) -> None:
+        for path in ("/user.slice", "/user.slice/user-1.slice", manager, "/system.slice"):
+            s.tree.cgroup(path)
+        s.apply(TargetSpec("u", unit="llm"), TargetSpec("v", unit="users.service"))
+        for number in range(300):
+            os.mkdir(f"{s.tree.full(manager)}/x{number}.slice")
+        await soon(lambda: s.faults)
+        assert len(s.faults) == 1
+        assert len(s.targets._watch._watches) < 100
+        s.tree.cgroup("/system.slice/new.slice")
+        s.tree.cgroup("/system.slice/new.slice/llm.service")
+        await soon(lambda: s.of(SampleTaken, "u"))
+        for number in range(300):
+            os.rmdir(f"{s.tree.full(manager)}/x{number}.slice")
+        await soon(lambda: len(s.targets._watch._watches) < 20)
+        s.tree.cgroup(manager + "/app.slice")
+        s.tree.cgroup(manager + "/app.slice/users.service")
+        await soon(lambda: s.of(SampleTaken, "v"))
+
+    play(tmp_path, scene)
+
+
+def test_a_cgroup_too_deep_to_be_guarded(tmp_path: Path) -> None:
+    """Each level takes descriptors, so no subscriber chooses how many. Inside a target it may live anywhere."""
+    deep = "/a" * 300
+
+    async def scene(s: Scene) -> None:
+        os.makedirs(s.tree.full(deep))
+        with pytest.raises(TargetError, match="more than 32 levels deep; make a cgroup above it the target"):
+            s.targets.guard_peer(deep, Policy())
+        s.apply(job("deep", deep), TargetSpec("g", glob="/*" * 300))
+        assert s.targets.names() == []
+        assert len(s.faults) == 2
+        shutil.rmtree(s.tree.full("/a"))
+        s.tree.cgroup("/a")
+        s.apply(job("outer", "/a"))
+        assert s.targets.guard_peer(deep, Policy()) == "outer"
+
+    play(tmp_path, scene)
+
+
 # Reload
 
 
