@@ -91,9 +91,9 @@ async def all_runs(options: argparse.Namespace) -> int:
 
 
 def prepare() -> Stage:
-    """Sockets on tmpfs, files on a disk, and the amount of work that a token is on this machine."""
+    """Sockets on tmpfs, files on a disk."""
     disk = tempfile.mkdtemp(prefix="edgeguardd-demo-", dir="/var/tmp")
-    stage = Stage(tempfile.mkdtemp(prefix="edgeguardd-demo-", dir="/run"), disk, model.rounds())
+    stage = Stage(tempfile.mkdtemp(prefix="edgeguardd-demo-", dir="/run"), disk)
     model.write_file(stage.weights, model.WEIGHTS_BYTES)
     model.write_file(stage.index, model.INDEX_BYTES)
     return stage

@@ -1,16 +1,19 @@
-"""The work of a language model in small: weights mapped from a file, real computation per token, documents from disk.
+"""The work of a language model in small: mapped weights, a KV entry per token, passages from disk, a device's time.
+
+Real are the pages, their contents and the files. Stood in for is the arithmetic: an accelerator that takes a fixed time
+a token and one job at a time. It is the same for all runs, and it does not go faster or slower with what else a test
+machine is doing, as a loop of arithmetic would.
 
 Must not: cache anything itself (kvcache does), know sockets. Upstream: server. Downstream: hashlib, mmap, the disk.
 A token's entry depends on conversation and position alone, so an answer's checksum shows whether a trimmed and
 recomputed cache holds the same as one that was never touched.
 """
 
+import asyncio
 import hashlib
 import mmap
 import os
-import time
 import zlib
-from collections.abc import Callable
 
 from tests.demo.kvcache import BYTES_PER_TOKEN, Conversation
 
@@ -21,25 +24,41 @@ WEIGHTS_SLICE = 256 * 1024
 INDEX_BYTES = 160 * 1024 * 1024
 PASSAGE_BYTES = 1280 * 1024
 PIECE = 1024 * 1024
-# What one new token takes in all, as on a small board; rounds() turns it into an amount of work.
-TOKEN_S = 0.0015
-ROUND_BYTES = 4096
-CALIBRATION_S = 1.0
-CALIBRATION_PASSES = 50
-CALIBRATION_TOKENS = 1024
+# What a 1B model takes on a small board's NPU: reading a prompt is bound by arithmetic and done in chunks, answering by
+# memory, token by token.
+PREFILL_S_PER_TOKEN = 0.0016
+DECODE_S_PER_TOKEN = 0.004
+PREFILL_CHUNK_TOKENS = 16
 # New tokens look at the last blocks only (sliding-window attention); once per request all is looked at.
 WINDOW_BLOCKS = 4
+
+
+class Accelerator:
+    """One job at a time, first come, first served."""
+
+    def __init__(self) -> None:
+        self._busy = asyncio.Lock()
+
+    async def prefill(self, tokens: int) -> None:
+        """The time of reading so many tokens of a prompt."""
+        async with self._busy:
+            await asyncio.sleep(tokens * PREFILL_S_PER_TOKEN)
+
+    async def decode(self) -> None:
+        """The time of writing one token of an answer."""
+        async with self._busy:
+            await asyncio.sleep(DECODE_S_PER_TOKEN)
 
 
 class Model:
     """Weights and index of one server process."""
 
-    def __init__(self, weights_path: str, index_path: str, rounds: int) -> None:
-        """Map and read the weights. `rounds` says how much work a token is."""
+    def __init__(self, weights_path: str, index_path: str) -> None:
+        """Map and read the weights."""
+        self.accelerator = Accelerator()
         with open(weights_path, "rb") as file:
             self._weights = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         self._index = os.open(index_path, os.O_RDONLY)
-        self._rounds = rounds
         self._position = 0
         for _ in range(0, WEIGHTS_BYTES, WEIGHTS_SLICE):
             self._read_weights()
@@ -52,7 +71,7 @@ class Model:
     def compute(self, conversation_number: int, position: int) -> bytes:
         """Keys and values of one token."""
         self._read_weights()
-        return entry(conversation_number, position, self._rounds)
+        return entry(conversation_number, position)
 
     def attend_all(self, conversation: Conversation, tokens: int) -> int:
         """Read the keys and values of the first `tokens` tokens; a checksum over them."""
@@ -73,38 +92,9 @@ class Model:
         self._position = (self._position + WEIGHTS_SLICE) % WEIGHTS_BYTES
 
 
-def entry(conversation: int, position: int, passes: int) -> bytes:
-    """BYTES_PER_TOKEN bytes that cost `passes` passes of hashing and depend on the token's place alone."""
-    stage = b"%d/%d" % (conversation, position)
-    for _ in range(passes):
-        stage = hashlib.shake_128(stage).digest(ROUND_BYTES)
-    return hashlib.shake_128(stage).digest(BYTES_PER_TOKEN)
-
-
-def rounds() -> int:
-    """How many passes make a token take TOKEN_S on this machine, kernel and page faults included; at least one."""
-    weights, conversation = bytes(WEIGHTS_SLICE), Conversation()
-
-    def token() -> None:
-        zlib.adler32(weights)
-        conversation.append(entry(0, 0, passes=0))
-        if conversation.tokens == CALIBRATION_TOKENS:
-            conversation.release()
-
-    # The mean, not the least: on a machine that is busy with other things they cost every token its share.
-    base_s = mean_s(token)
-    pass_s = mean_s(lambda: entry(0, 0, CALIBRATION_PASSES)) / CALIBRATION_PASSES
-    conversation.release()
-    return max(1, round((TOKEN_S - base_s) / pass_s))
-
-
-def mean_s(work: Callable[[], object]) -> float:
-    """What some work takes, over CALIBRATION_S."""
-    times, started = 0, time.perf_counter()
-    while (took_s := time.perf_counter() - started) < CALIBRATION_S:
-        work()
-        times += 1
-    return took_s / times
+def entry(conversation: int, position: int) -> bytes:
+    """BYTES_PER_TOKEN bytes that depend on the token's place alone."""
+    return hashlib.shake_128(b"%d/%d" % (conversation, position)).digest(BYTES_PER_TOKEN)
 
 
 def write_file(path: str, size: int) -> None:

@@ -20,8 +20,8 @@ from tests.demo.timeline import MIB, Limits, Look
 from tests.demo.workload import Request
 from tests.support.cgroup import Cgroup
 
-# Weights and interpreter at rest take about 40 % of it.
-LIMITS = Limits(high_bytes=80 * MIB, max_bytes=96 * MIB)
+# Weights and interpreter at rest take about half of it.
+LIMITS = Limits(high_bytes=76 * MIB, max_bytes=92 * MIB)
 LOOK_EVERY_S = 1.0
 RESTART_AFTER_S = 0.5
 READY_WITHIN_S = 60.0
@@ -31,11 +31,10 @@ NEEDED_KEYS = ("anon", "shmem", "file_mapped", "slab_unreclaimable", "pagetables
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """What all runs share: places, files and the work per token."""
+    """What all runs share: a place for sockets and one for files."""
 
     directory: str
     disk: str
-    rounds: int
 
     @property
     def weights(self) -> str:
@@ -127,7 +126,7 @@ class Run:
             os.unlink(self._socket)
         stage = self._stage
         options = ["--socket", self._socket, "--weights", stage.weights, "--index", stage.index]
-        options += ["--rounds", str(stage.rounds), "--reaction", self._reaction]
+        options += ["--reaction", self._reaction]
         argv = [sys.executable, "-m", "tests.demo.server", *options]
         return await asyncio.create_subprocess_exec(
             "/bin/sh",

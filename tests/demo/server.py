@@ -3,7 +3,7 @@
 One process, one event loop, one compute step at a time, several requests in flight, as small servers are. The same code
 runs bare, with the naive reaction, and guarded; only reactions.py differs.
 
-    python -m tests.demo.server --socket PATH --weights PATH --index PATH --rounds N --reaction bare|naive|guarded
+    python -m tests.demo.server --socket PATH --weights PATH --index PATH --reaction bare|naive|guarded
 
 Must not: know the limits it lives under. Upstream: run starts it in its cgroup. Downstream: kvcache, model, reactions.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.demo import reactions
 from tests.demo.kvcache import Conversation, KvCache
-from tests.demo.model import Model
+from tests.demo.model import PREFILL_CHUNK_TOKENS, Model
 from tests.demo.slots import Slots
 
 # Sized for a machine of its own, as such settings are; nobody told it of the cgroup.
@@ -64,13 +64,15 @@ class InferenceServer:
         self._model.retrieve(number * 31 + prompt_end)
         cached = conversation.tokens
         while conversation.tokens < prompt_end:
-            conversation.append(self._model.compute(number, conversation.tokens))
-            await asyncio.sleep(0)
+            chunk_end = min(conversation.tokens + PREFILL_CHUNK_TOKENS, prompt_end)
+            await self._model.accelerator.prefill(chunk_end - conversation.tokens)
+            while conversation.tokens < chunk_end:
+                conversation.append(self._model.compute(number, conversation.tokens))
         checksum = self._model.attend_all(conversation, prompt_end)
         while conversation.tokens < prompt_end + request["answer_tokens"]:
+            await self._model.accelerator.decode()
             conversation.append(self._model.compute(number, conversation.tokens))
             self._model.attend_window(conversation)
-            await asyncio.sleep(0)
         again = max(0, request["context_tokens"] - cached)
         return {"status": "served", "checksum": checksum, "recomputed_tokens": again}
 
@@ -91,7 +93,7 @@ def say(event: str, **fields: Any) -> None:
 
 async def serve(options: argparse.Namespace) -> None:
     """Until killed."""
-    server = InferenceServer(Model(options.weights, options.index, options.rounds))
+    server = InferenceServer(Model(options.weights, options.index))
     async with reactions.REACTIONS[options.reaction](server, say):
         listener = await asyncio.start_unix_server(server.connection, options.socket, backlog=512)
         async with listener:
@@ -104,7 +106,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.demo.server", description=__doc__)
     for name in ("--socket", "--weights", "--index"):
         parser.add_argument(name, required=True)
-    parser.add_argument("--rounds", type=int, required=True, help="work per token")
     parser.add_argument("--reaction", choices=sorted(reactions.REACTIONS), default="bare")
     asyncio.run(serve(parser.parse_args()))
 

@@ -30,7 +30,7 @@ def filled(cache: KvCache, number: int, tokens: int) -> Conversation:
     """A conversation of so many tokens in a cache, in use."""
     conversation = cache.use(number)
     for position in range(tokens):
-        conversation.append(model.entry(number, position, 1))
+        conversation.append(model.entry(number, position))
     return conversation
 
 
@@ -58,8 +58,8 @@ def test_a_conversation_in_use_is_never_dropped() -> None:
 
 def test_a_recomputed_conversation_holds_what_it_held() -> None:
     """A token's entry depends on conversation and position alone: that is what answers are compared by."""
-    assert model.entry(1, 2, 3) == model.entry(1, 2, 3)
-    assert len({model.entry(1, 2, 3), model.entry(1, 3, 3), model.entry(2, 2, 3)}) == 3
+    assert model.entry(1, 2) == model.entry(1, 2)
+    assert len({model.entry(1, 2), model.entry(1, 3), model.entry(2, 2)}) == 3
 
 
 def test_wrong_answers_are_found() -> None:
