@@ -143,7 +143,7 @@ class Daemon:
         self.relief.recover()
         self.last_resorts.recover()
         self.machine.start()
-        self.targets.apply(self.config.targets, self.config.sampling)
+        self.targets.apply(self.config.targets, self.config.sampling, self.config.defaults)
         await self.subscribers.start(passed)
         if self.http is not None:
             await self.http.start()
@@ -213,7 +213,7 @@ class Daemon:
             self.subscribers.reconfigure(config.socket)
             self.metrics.reloads.labels("applied").inc()
             self.emit(ConfigReloaded(config))
-            self.targets.apply(config.targets, config.sampling)
+            self.targets.apply(config.targets, config.sampling, config.defaults)
             self.machine.apply(config.machine)
         self.notifier.ready()
 
@@ -370,7 +370,7 @@ class Daemon:
 
 
 def _allow_descriptors() -> None:
-    """Raise the soft limit to the hard one: a target takes about 8 descriptors, and the usual soft limit is 1024."""
+    """Raise the soft limit to the hard one: a target takes about 11 descriptors, and the usual soft limit is 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

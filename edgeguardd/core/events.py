@@ -41,7 +41,7 @@ class CgroupAppeared(Struct, frozen=True, tag=True):
 
 
 class CgroupVanished(Struct, frozen=True, tag=True):
-    """The target's cgroup was removed (`systemctl restart` does this)."""
+    """The target's cgroup was removed (`systemctl restart` does this), or its memory controller was switched off."""
 
     target: str
 
