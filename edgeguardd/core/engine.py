@@ -219,7 +219,9 @@ class Engine:
         out.append(Note("info", "cgroup_vanished", {"target": target.name, "path": target.path}))
         target.present = False
         # What its trims took is still true of the next server under this name.
-        target.gauge = policies.Gauge(reason="its cgroup is gone, or has no memory controller any more", lead=target.gauge.lead)
+        target.gauge = policies.Gauge(
+            reason="its cgroup is gone, or has no memory controller any more", lead=target.gauge.lead
+        )
         target.sample = target.degraded = target.interval_s = None
         was, target.level, target.reason = target.level, Level.NORMAL, target.gauge.reason
         if was is not Level.NORMAL:
