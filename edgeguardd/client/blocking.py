@@ -203,19 +203,19 @@ class Subscriber(Guard):
 
     def _live_once(self) -> str:
         """One connection, from connect to its end. Returns why it ended."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
-            try:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
                 sock.settimeout(CONNECT_S)
                 sock.connect(self.path)
                 sock.setblocking(False)
                 return self._converse(sock)
-            except OSError as error:
-                return why_of(error)
-            finally:
-                with self._lock:
-                    self._session.disconnected(time.monotonic())
-                    for waiter in self._waiters.values():
-                        waiter.answered.set()
+        except OSError as error:
+            return why_of(error)
+        finally:
+            with self._lock:
+                self._session.disconnected(time.monotonic())
+                for waiter in self._waiters.values():
+                    waiter.answered.set()
 
     def _converse(self, sock: socket.socket) -> str:
         with self._lock:

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
 import math
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -490,6 +492,35 @@ def test_a_start_without_threads_is_refused_and_leaves_nothing(threads: int, mon
         guard.close()
 
     run(test())
+
+
+def test_a_server_that_has_run_out_of_descriptors_connects_when_it_has_some(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is one of the reasons why there is no connection, told once, and tried again as the others are."""
+    make = socket.socket
+    refused: list[int] = []
+
+    def refuse_twice(*args: Any, **kwargs: Any) -> socket.socket:
+        if threading.current_thread().name == "edgeguardd-client" and len(refused) < 2:
+            refused.append(errno.EMFILE)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return make(*args, **kwargs)
+
+    async def test() -> None:
+        async with serving() as scripted:
+            server = Server(scripted.server.config.path)
+            monkeypatch.setattr(socket, "socket", refuse_twice)
+            with subscribed(server.guard):
+                await scripted.joined()
+                monkeypatch.undo()
+                scripted.command(Action.TRIM_KV_CACHE, release_bytes=1)
+                await soon(scripted.acks)
+
+    run(test())
+    (warning,) = [record for record in caplog.records if record.levelname in {"WARNING", "ERROR"}]
+    assert "too many open files" in warning.getMessage().lower()
+    assert warning.exc_info is None
 
 
 def test_a_server_that_only_trims_has_no_thread_for_the_rest() -> None:
