@@ -747,6 +747,62 @@ def test_the_socket_is_found_through_the_environment(monkeypatch: pytest.MonkeyP
     assert Subscriber("s").path == "/tmp/other"
 
 
+FORKING = """
+import os, signal, socket, sys, threading
+from edgeguardd.client import Subscriber
+from edgeguardd.core import wire
+
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+guard = Subscriber("s", path=sys.argv[1], handlers={"trim_kv_cache": print})
+fresh = Subscriber("f", path=sys.argv[1])
+guard.start()
+peer, _ = listener.accept()
+peer.recv(4096)
+peer.sendall(wire.encode(wire.WelcomeLine(1, "e", "llm", "normal", 1.0, True, True, 3600.0)))
+while not guard.connected:
+    peer.recv(0)
+taken, may_go = threading.Event(), threading.Event()
+
+def hold():
+    with guard._lock, guard._wakeup._lock:
+        taken.set()
+        may_go.wait()
+
+holder = threading.Thread(target=hold)
+holder.start()
+taken.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    answer = guard.admit(tokens=1, timeout_s=1000)
+    guard.report(running=1)
+    guard.finished(answer.id)
+    guard.close()
+    fresh.start()
+    listener.accept()[0].recv(4096)
+    fresh.close()
+    os._exit(0 if answer and not answer.asked else 3)
+_, status = os.waitpid(child, 0)
+may_go.set()
+holder.join()
+peer.sendall(wire.encode(wire.Bye(1, "over")))
+assert guard.connected, "the parent goes on"
+guard.close()
+print("child", status)
+"""
+
+
+def test_a_forked_child_does_not_wait_for_threads_that_it_has_not() -> None:
+    """A server that forks workers after the start is let through in them, and they can start one of their own."""
+    with short_dir() as directory:
+        argv = [sys.executable, "-c", FORKING, f"{directory}/s"]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env, check=False)
+    assert (done.stdout, done.returncode) == ("child 0\n", 0), done.stderr
+
+
 def test_a_threaded_server_does_not_import_asyncio() -> None:
     """Importing the client costs a threaded server no event loop; asyncio comes with AsyncSubscriber."""
     program = (
