@@ -21,6 +21,9 @@ from edgeguardd.client.session import ClientEvent
 from edgeguardd.core import wire
 from edgeguardd.core.model import AckStatus, Command
 
+# How long close() waits for a handler that it has cancelled; one that swallows that goes on by itself.
+LEAVE_S = 2.0
+
 
 class AsyncSubscriber(Guard):
     """Subscribes an asyncio server: `async with AsyncSubscriber("name", handlers={...}) as guard:`."""
@@ -273,11 +276,11 @@ class _LaneTask:
         self._queue.clear()
 
     async def cancel(self) -> None:
-        """End the order that runs, and begin no further one."""
+        """End the order that runs, within LEAVE_S, and begin no further one."""
         self._queue.clear()
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait([self._task])
+            await asyncio.wait([self._task], timeout=LEAVE_S)
 
     async def _work(self) -> None:
         try:

@@ -4,7 +4,8 @@ Must not: import asyncio; call an application's function while holding the lock.
 wakeup. Downstream: applications.
 
 All access to the session is under one lock. Other threads put their lines into the session and wake the socket's thread
-through an eventfd. Start after a fork, not before it: threads do not survive one.
+through an eventfd. Start after a fork, not before it: threads do not survive one, and in the child a subscriber that
+was started is one whose daemon is away for good.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 from types import TracebackType
 
 from edgeguardd.client.answers import Admission, Answer, answer_of, answer_of_failure
+from edgeguardd.client.forks import abandon_in_children
 from edgeguardd.client.guard import CONNECT_S, READ_BYTES, Guard, admission_of, log, unasked, why_of
 from edgeguardd.client.handlers import Handler
 from edgeguardd.client.lanethread import LaneThread
@@ -47,6 +49,7 @@ class Subscriber(Guard):
         self._io_thread = 0
         self._wakeup = Wakeup()
         self._stopping = False
+        abandon_in_children(self)
 
     # Life
 
@@ -76,6 +79,16 @@ class Subscriber(Guard):
         ours = [lane.thread for lane in self._lanes.values()]
         if self._thread is not None and threading.current_thread() not in (self._thread, *ours):
             self._thread.join(JOIN_S)
+
+    def abandon(self) -> None:
+        """In a forked child: there are no threads, and the connection is the parent's. Called by itself."""
+        self._lock = threading.RLock()
+        self._wakeup.forget()
+        self._waiters = {}
+        self._thread = None
+        if self._sealed:
+            self._stopping = True
+            self._session.disconnected(time.monotonic())
 
     def __enter__(self) -> "Subscriber":
         self.start()
@@ -203,19 +216,19 @@ class Subscriber(Guard):
 
     def _live_once(self) -> str:
         """One connection, from connect to its end. Returns why it ended."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
-            try:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
                 sock.settimeout(CONNECT_S)
                 sock.connect(self.path)
                 sock.setblocking(False)
                 return self._converse(sock)
-            except OSError as error:
-                return why_of(error)
-            finally:
-                with self._lock:
-                    self._session.disconnected(time.monotonic())
-                    for waiter in self._waiters.values():
-                        waiter.answered.set()
+        except OSError as error:
+            return why_of(error)
+        finally:
+            with self._lock:
+                self._session.disconnected(time.monotonic())
+                for waiter in self._waiters.values():
+                    waiter.answered.set()
 
     def _converse(self, sock: socket.socket) -> str:
         with self._lock:

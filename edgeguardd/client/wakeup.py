@@ -32,6 +32,11 @@ class Wakeup:
             if fd != _NO_FD:
                 os.close(fd)
 
+    def forget(self) -> None:
+        """In a forked child: the descriptor is shared with the parent, and the lock may be taken for ever."""
+        self._lock = threading.RLock()
+        self.close()
+
     def wake(self) -> None:
         """End the wait, the present one or the next. From any thread."""
         with self._lock:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgeguardd.client import AsyncSubscriber, Command, Level, Released, Unsupported
+from edgeguardd.client import AsyncSubscriber, Command, Level, Released, Unsupported, aio
 from edgeguardd.core import effects, wire
 from edgeguardd.core.config import SocketConfig
 from edgeguardd.core.events import AdmitAsked, ReportReceived
@@ -400,6 +400,53 @@ def test_closing_ends_the_handler_that_runs() -> None:
                 await server.trimming.wait()
             await scripted.left()
             assert server.calls == []
+
+    run(test())
+
+
+@pytest.mark.timeout(30)
+def test_a_handler_that_will_not_be_cancelled_does_not_hold_up_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server can end although one of its handlers swallows what should end it."""
+    monkeypatch.setattr(aio, "LEAVE_S", 0.05)
+    release = asyncio.Event()
+    trimming = asyncio.Event()
+
+    async def stubborn(_command: Command) -> None:
+        trimming.set()
+        while not release.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await release.wait()
+
+    async def test() -> None:
+        async with serving() as scripted:
+            path = scripted.server.config.path
+            async with AsyncSubscriber("s", target="llm", path=path, handlers={"trim_kv_cache": stubborn}):
+                await scripted.joined()
+                scripted.command(Action.TRIM_KV_CACHE)
+                await trimming.wait()
+            await scripted.left()
+            release.set()
+            await soon(lambda: len(asyncio.all_tasks()) == 1)
+
+    run(test())
+
+
+def test_a_handler_may_close_the_guard() -> None:
+    """A server that shuts itself down from a handler does not hang."""
+
+    async def test() -> None:
+        async with serving() as scripted:
+            guard = AsyncSubscriber("s", target="llm", path=scripted.server.config.path)
+
+            @guard.on("trim_kv_cache")
+            async def trim(_command: Command) -> None:
+                await guard.close()
+
+            await guard.start()
+            await scripted.joined()
+            scripted.command(Action.TRIM_KV_CACHE)
+            await scripted.left()
+            await soon(lambda: len(asyncio.all_tasks()) == 1)
 
     run(test())
 

@@ -40,10 +40,9 @@ ROWS = (
     "most memory needed",
     "memory.max events",
 )
-# memory.max above what the server needs at rest: some eight prompts of 30 to 46 MB. Then the kernel takes the weights'
-# pages from under the server, which lasts for some six more, and then it kills.
+# memory.max above what the server needs at rest: some eight to ten prompts of 30 to 46 MB.
 ROOM_BYTES = 288 * MIB
-PROMPTS = 24
+PROMPTS = 16
 GUEST_MEMORY_BYTES = 1200 * MIB
 # Twice what a busy two-core machine took for all; a guest that hangs is ended.
 LIMIT_S = 3600.0

@@ -77,13 +77,13 @@ class Load:
     async def _call(self) -> None:
         number = next(self._numbers)
         while time.monotonic() < self._until:
-            pause_s = await self._one(number)
+            pause_s = await self.request(number)
             if pause_s is None:
                 number = next(self._numbers)
             else:
                 await asyncio.sleep(pause_s)
 
-    async def _one(self, number: int) -> float | None:
+    async def request(self, number: int) -> float | None:
         """One request. None: answered, go on at once; else how long to wait before asking again."""
         began = time.monotonic()
         try:
@@ -103,9 +103,10 @@ class Load:
                 self.tally.answered_s.append(took_s)
                 self.tally.prompt_tokens = max(self.tally.prompt_tokens, answer.body["tokens_evaluated"])
                 return None
-            case 503 if "retry-after" in answer.fields:
+            case 503:
+                # The gate says when to come again; a llama-server that loads its model does not.
                 self.tally.refused_s.append(took_s)
-                return float(answer.fields["retry-after"])
+                return float(answer.fields.get("retry-after", COME_AGAIN_S))
             case status:
                 return self._lost(number, f"status {status}: {answer.body}")
 

@@ -1,5 +1,9 @@
 """What the demonstration counts and what it concludes."""
 
+import asyncio
+import json
+from pathlib import Path
+
 import pytest
 
 from edgeguardd.core import configparse
@@ -66,3 +70,38 @@ def test_the_configuration_is_one_that_edgeguardd_takes() -> None:
     """Every rung keeps what the one below it asked for."""
     config = configparse.read(CONFIGURATION.format(directory="/run/demo", path="/llama"), "demo")
     assert config.targets[0].path == "/llama"
+
+
+def test_callers_count_what_became_of_each_request_and_come_again_when_told(tmp_path: Path) -> None:
+    """Refused, cut off in the middle, answered, and not answered at all."""
+    whole = json.dumps({"tokens_predicted": load.ANSWER_TOKENS, "tokens_evaluated": 2451}).encode()
+    replies = [
+        b"HTTP/1.1 503 Busy\r\nRetry-After: 0\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(whole) + whole,
+        b"",
+    ]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            reply = replies.pop(0)
+            if not reply:
+                await reader.read()
+            writer.write(reply)
+        finally:
+            writer.close()
+
+    async def scene() -> None:
+        path = str(tmp_path / "s")
+        async with await asyncio.start_unix_server(answer, path):
+            patient = load.Load(path, seconds=1.0, timeout_s=30.0, said=lambda _: None)
+            assert [await patient.request(number) for number in range(3)] == [0.0, load.COME_AGAIN_S, None]
+            tally = patient.tally
+            assert (len(tally.answered_s), len(tally.refused_s), tally.lost, tally.timed_out) == (1, 1, 1, 0)
+            assert tally.prompt_tokens == 2451
+            hasty = load.Load(path, seconds=1.0, timeout_s=0.05, said=lambda _: None)
+            assert await hasty.request(3) == load.COME_AGAIN_S
+            assert (hasty.tally.sent, hasty.tally.timed_out) == (1, 1)
+
+    asyncio.run(scene())
