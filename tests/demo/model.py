@@ -22,9 +22,9 @@ WEIGHTS_BYTES = 24 * 1024 * 1024
 WEIGHTS_SLICE = 256 * 1024
 # Retrieval: a large index, of which each request reads a passage through the page cache.
 INDEX_BYTES = 160 * 1024 * 1024
-PASSAGE_BYTES = 1280 * 1024
+PASSAGE_BYTES = 640 * 1024
 PIECE = 1024 * 1024
-# What a 1B model takes on a small board's NPU: reading a prompt is bound by arithmetic and done in chunks, answering by
+# What a small model takes on a small board's NPU: reading a prompt is bound by arithmetic and done in chunks, answering by
 # memory, token by token.
 PREFILL_S_PER_TOKEN = 0.0016
 DECODE_S_PER_TOKEN = 0.004
