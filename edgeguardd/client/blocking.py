@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from types import TracebackType
 
 from edgeguardd.client.answers import Admission, Answer, answer_of, answer_of_failure
-from edgeguardd.client.forks import abandon_in_children
+from edgeguardd.client.forks import call_in_children
 from edgeguardd.client.guard import CONNECT_S, READ_BYTES, Guard, admission_of, log, unasked, why_of
 from edgeguardd.client.handlers import Handler
 from edgeguardd.client.lanethread import LaneThread
@@ -49,7 +49,7 @@ class Subscriber(Guard):
         self._io_thread = 0
         self._wakeup = Wakeup()
         self._stopping = False
-        abandon_in_children(self)
+        call_in_children(self, Subscriber._abandon)
 
     # Life
 
@@ -79,16 +79,6 @@ class Subscriber(Guard):
         ours = [lane.thread for lane in self._lanes.values()]
         if self._thread is not None and threading.current_thread() not in (self._thread, *ours):
             self._thread.join(JOIN_S)
-
-    def abandon(self) -> None:
-        """In a forked child: there are no threads, and the connection is the parent's. Called by itself."""
-        self._lock = threading.RLock()
-        self._wakeup.forget()
-        self._waiters = {}
-        self._thread = None
-        if self._sealed:
-            self._stopping = True
-            self._session.disconnected(time.monotonic())
 
     def __enter__(self) -> "Subscriber":
         self.start()
@@ -172,6 +162,16 @@ class Subscriber(Guard):
     def _check_handler(self, handler: Handler) -> None:
         if inspect.iscoroutinefunction(handler):
             raise TypeError(f"cannot call the coroutine function {handler!r} from a thread: use AsyncSubscriber")
+
+    def _abandon(self) -> None:
+        """In a forked child: there are no threads, and the connection is the parent's."""
+        self._lock = threading.RLock()
+        self._wakeup.forget()
+        self._waiters = {}
+        self._thread = None
+        if self._sealed:
+            self._stopping = True
+            self._session.disconnected(time.monotonic())
 
     def _begin(self) -> None:
         if self._sealed:

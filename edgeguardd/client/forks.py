@@ -6,27 +6,22 @@ Downstream: blocking.
 
 import os
 import weakref
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_in_children: "weakref.WeakKeyDictionary[Any, Callable[[Any], None]]" = weakref.WeakKeyDictionary()
 
 
-class Forkable(Protocol):
-    """What has threads."""
-
-    def abandon(self) -> None:
-        """In the child: wait for nothing that only the parent's threads would bring."""
+def call_in_children(owner: T, function: Callable[[T], None]) -> None:
+    """Call function(owner) in every forked child, before anything else runs there; as long as the owner lives."""
+    _in_children[owner] = function
 
 
-_living: "weakref.WeakSet[Forkable]" = weakref.WeakSet()
+def _after_fork() -> None:
+    for owner, function in tuple(_in_children.items()):
+        function(owner)
 
 
-def abandon_in_children(client: Forkable) -> None:
-    """Have the client's copies in forked children abandoned at once."""
-    _living.add(client)
-
-
-def _in_child() -> None:
-    for client in tuple(_living):
-        client.abandon()
-
-
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_after_fork)
