@@ -24,8 +24,8 @@ WEIGHTS_SLICE = 256 * 1024
 INDEX_BYTES = 160 * 1024 * 1024
 PASSAGE_BYTES = 640 * 1024
 PIECE = 1024 * 1024
-# What a small model takes on a small board's NPU: reading a prompt is bound by arithmetic and done in chunks, answering by
-# memory, token by token.
+# What a small model takes on a small board's NPU: reading a prompt is bound by arithmetic and done in chunks,
+# answering by memory, token by token.
 PREFILL_S_PER_TOKEN = 0.0016
 DECODE_S_PER_TOKEN = 0.004
 PREFILL_CHUNK_TOKENS = 16
