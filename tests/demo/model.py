@@ -1,4 +1,4 @@
-"""The work of a language model in small: mapped weights, a KV entry per token, passages from disk, a device's time.
+"""The work of a language model in small: weights, a KV entry per token, passages from disk, a device's time.
 
 Real are the pages, their contents and the files. Stood in for is the arithmetic: an accelerator that takes a fixed time
 a token and one job at a time. It is the same for all runs, and it does not go faster or slower with what else a test
@@ -54,14 +54,13 @@ class Model:
     """Weights and index of one server process."""
 
     def __init__(self, weights_path: str, index_path: str) -> None:
-        """Map and read the weights."""
+        """Load the weights: into memory of its own, as servers for accelerators do, not mapped from the file."""
         self.accelerator = Accelerator()
-        with open(weights_path, "rb") as file:
-            self._weights = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        self._weights = mmap.mmap(-1, WEIGHTS_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with open(weights_path, "rb", buffering=0) as file:
+            file.readinto(self._weights)
         self._index = os.open(index_path, os.O_RDONLY)
         self._position = 0
-        for _ in range(0, WEIGHTS_BYTES, WEIGHTS_SLICE):
-            self._read_weights()
 
     def retrieve(self, seed: int) -> int:
         """Read a passage of the index, as retrieval before an answer does; a checksum of it."""

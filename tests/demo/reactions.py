@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from edgeguardd.client import AsyncSubscriber, Command, Released
 from tests.demo.kvcache import BYTES_PER_TOKEN, KvCache
-from tests.demo.model import WEIGHTS_BYTES
 
 REPORT_EVERY_S = 0.5
 
@@ -87,7 +86,7 @@ async def guarded(server: Trimmable, say: Say) -> AsyncIterator[None]:
         server.set_accepting(command.parameters.accept_requests is not False)
 
     async def report() -> None:
-        at_rest = anonymous_bytes() + WEIGHTS_BYTES
+        at_rest = anonymous_bytes()
         while True:
             subscriber.report(static_bytes=at_rest, kv_bytes=server.cache.size, bytes_per_token=BYTES_PER_TOKEN)
             await asyncio.sleep(REPORT_EVERY_S)

@@ -38,7 +38,7 @@ class Stage:
 
     @property
     def weights(self) -> str:
-        """The file that the model's weights are mapped from."""
+        """The file that the model's weights are loaded from."""
         return f"{self.disk}/weights"
 
     @property
