@@ -6,8 +6,8 @@ Must not: decide when to trim, or know sockets. Upstream: server. Downstream: mm
 import mmap
 from collections import OrderedDict
 
-# What a small model with grouped attention keeps, quantised: 24 layers x 2 (K, V) x 8 heads x 64 values x 1 byte.
-BYTES_PER_TOKEN = 24 * 1024
+# What a small model with grouped attention keeps, quantised: 16 layers x 2 (K, V) x 8 heads x 64 values x 1 byte.
+BYTES_PER_TOKEN = 16 * 1024
 TOKENS_PER_BLOCK = 16
 BLOCK_BYTES = BYTES_PER_TOKEN * TOKENS_PER_BLOCK
 

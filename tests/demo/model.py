@@ -26,7 +26,7 @@ PASSAGE_BYTES = 640 * 1024
 PIECE = 1024 * 1024
 # What a small model takes on a small board's NPU: reading a prompt is bound by arithmetic and done in chunks,
 # answering by memory, token by token.
-PREFILL_S_PER_TOKEN = 0.0018
+PREFILL_S_PER_TOKEN = 0.0012
 DECODE_S_PER_TOKEN = 0.0025
 PREFILL_CHUNK_TOKENS = 16
 # New tokens look at the last block only (sliding-window attention); once per request all is looked at.

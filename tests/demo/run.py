@@ -20,8 +20,8 @@ from tests.demo.timeline import MIB, Limits, Look
 from tests.demo.workload import Request
 from tests.support.cgroup import Cgroup
 
-# Weights and interpreter at rest take about 40 % of it.
-LIMITS = Limits(high_bytes=88 * MIB, max_bytes=104 * MIB)
+# Weights and interpreter at rest take about half of it.
+LIMITS = Limits(high_bytes=80 * MIB, max_bytes=96 * MIB)
 LOOK_EVERY_S = 1.0
 RESTART_AFTER_S = 0.5
 READY_WITHIN_S = 60.0
