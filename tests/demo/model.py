@@ -22,11 +22,11 @@ WEIGHTS_BYTES = 24 * 1024 * 1024
 WEIGHTS_SLICE = 64 * 1024
 # Retrieval: a large index, of which each request reads a passage through the page cache.
 INDEX_BYTES = 160 * 1024 * 1024
-PASSAGE_BYTES = 640 * 1024
+PASSAGE_BYTES = 1024 * 1024
 PIECE = 1024 * 1024
 # What a small model takes on a small board's NPU: reading a prompt is bound by arithmetic and done in chunks,
 # answering by memory, token by token.
-PREFILL_S_PER_TOKEN = 0.0012
+PREFILL_S_PER_TOKEN = 0.0013
 DECODE_S_PER_TOKEN = 0.0025
 PREFILL_CHUNK_TOKENS = 16
 # New tokens look at the last block only (sliding-window attention); once per request all is looked at.
