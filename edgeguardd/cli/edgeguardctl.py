@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from edgeguardd import __version__
-from edgeguardd.cli import check_config, common, incidents, parse, replay, status, subscribe, watch
+from edgeguardd.cli import bridge, check_config, common, incidents, parse, replay, status, subscribe, watch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"edgeguardctl {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (status, watch, check_config, subscribe, parse, replay, incidents):
+    for command in (status, watch, check_config, subscribe, parse, replay, incidents, bridge):
         command.add(commands)
     return top
 

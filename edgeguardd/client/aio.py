@@ -14,12 +14,13 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import cast
 
+from edgeguardd.client import orders
 from edgeguardd.client.answers import Admission, Answer, answer_of, answer_of_failure
 from edgeguardd.client.guard import CONNECT_S, Guard, admission_of, log, unasked, why_of
-from edgeguardd.client.orders import Lane, Order, OrderQueue, lane_of
+from edgeguardd.client.orders import Order, OrderQueue
 from edgeguardd.client.session import ClientEvent
 from edgeguardd.core import wire
-from edgeguardd.core.model import AckStatus, Command
+from edgeguardd.core.model import AckStatus, Action, Command
 
 # How long close() waits for a handler that it has cancelled; one that swallows that goes on by itself.
 LEAVE_S = 2.0
@@ -29,7 +30,7 @@ class AsyncSubscriber(Guard):
     """Subscribes an asyncio server: `async with AsyncSubscriber("name", handlers={...}) as guard:`."""
 
     def _prepare(self) -> None:
-        self._lanes = {lane: _LaneTask(self, lane) for lane in Lane}
+        self._lanes: dict[str, _LaneTask] = {}
         self._waiters: dict[str, asyncio.Future[wire.Admission | None]] = {}
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -212,11 +213,21 @@ class AsyncSubscriber(Guard):
 
     # Events and orders
 
+    def _lane_of(self, action: Action) -> str:
+        """Orders of one lane are carried out one after another. A subclass may let more of them run side by side."""
+        return orders.lane_of(action).value
+
+    def _lane(self, action: Action) -> "_LaneTask":
+        name = self._lane_of(action)
+        if name not in self._lanes:
+            self._lanes[name] = _LaneTask(self, name)
+        return self._lanes[name]
+
     def _take_in(self, events: Iterable[ClientEvent]) -> None:
         for event in events:
             match event:
                 case Order():
-                    self._lanes[lane_of(event.command.action)].put(event)
+                    self._lane(event.command.action).put(event)
                 case wire.WelcomeLine():
                     # What waited was asked for by a daemon that has gone; this welcome says what counts now.
                     for lane in self._lanes.values():
@@ -259,9 +270,9 @@ class AsyncSubscriber(Guard):
 class _LaneTask:
     """One lane's orders, carried out one after another; its task lives while there are some."""
 
-    def __init__(self, guard: AsyncSubscriber, lane: Lane) -> None:
+    def __init__(self, guard: AsyncSubscriber, lane: str) -> None:
         self._guard = guard
-        self._name = f"edgeguardd-{lane.value}"
+        self._name = f"edgeguardd-{lane}"
         self._queue = OrderQueue()
         self._task: asyncio.Task[None] | None = None
 

@@ -1,0 +1,91 @@
+"""What one server's file says of its server: what it is, what it can give up, and by which calls in which order.
+
+Must not: touch the gate, measure memory, judge pressure: Bridge does. Upstream: calls, supervise. Downstream: bridge,
+the servers' files.
+"""
+
+import abc
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import ClassVar
+
+from msgspec import Struct
+
+from edgeguardd.bridges.calls import Http, ServerError
+from edgeguardd.bridges.supervise import Keeper
+
+POLL_S = 0.25
+
+
+class Look(Struct, frozen=True):
+    """What a server is and can do, as it was found.
+
+    version   for people; None: it does not say
+    places    requests at once that it is configured for; None: it does not say
+    trims     trim() gives something up while requests run
+    releases  release() gives memory back, once nobody is inside
+    unloads   unload() and load() work
+    cannot    what is not possible with the flags that were found, a sentence each, with the remedy
+    """
+
+    version: str | None = None
+    places: int | None = None
+    trims: bool = False
+    releases: bool = False
+    unloads: bool = False
+    cannot: tuple[str, ...] = ()
+
+
+class Server(abc.ABC):
+    """One inference server, reached over HTTP. One operation runs at a time; look() and running() beside it."""
+
+    # What the log calls it.
+    name: ClassVar[str]
+    # GET or HEAD of these paths, without a query, neither costs memory nor wakes the server: they pass a shut gate.
+    harmless: ClassVar[frozenset[str]] = frozenset({"/health", "/metrics", "/v1/models"})
+    # A release ends with the server ready again, so the gate opens after it; a restart loses what it had in memory.
+    release_words: ClassVar[str] = "giving memory back"
+
+    def __init__(self, http: Http, options: argparse.Namespace, keeper: Keeper | None, patience_s: float) -> None:
+        self.http = http
+        self.options = options
+        self.keeper = keeper
+        self.patience_s = patience_s
+
+    @abc.abstractmethod
+    async def look(self) -> Look:
+        """Find out what it is and can do, without disturbing it. Raises AwayError while it does not answer."""
+
+    async def trim(self) -> None:
+        """Drop cached state while requests run, disturbing none. Its own books only: the framework acks `logical`."""
+        raise ServerError(f"cannot trim {self.name} while requests run")
+
+    async def release(self) -> None:
+        """Give memory back to the kernel and be ready again. The gate is shut and nobody inside."""
+        raise ServerError(f"cannot have {self.name} give memory back")
+
+    async def unload(self) -> tuple[str, ...]:
+        """Take all models out of memory and verify it. Returns what load() needs. The gate is shut."""
+        raise ServerError(f"cannot unload {self.name}")
+
+    async def load(self, taken: tuple[str, ...]) -> None:  # noqa: ARG002 - for those that can
+        """Bring back what unload() took, until it answers. Harmless where it is there already."""
+        raise ServerError(f"cannot load {self.name}")
+
+    async def reduce(self, ratio: float) -> bool:  # noqa: ARG002 - for those that have a live limit
+        """Lower the server's own live limit to this share of the configured one. False: it has none; the gate does."""
+        return False
+
+    async def running(self) -> int | None:
+        """Requests inside, as the server counts them; None: it does not say. Only asked with an external gate."""
+        return None
+
+    async def until(self, condition: Callable[[], Awaitable[bool]], what: str, poll_s: float = POLL_S) -> None:
+        """Poll a condition until it holds. Raises ServerError after patience_s: "cannot say that {what}"."""
+        try:
+            async with asyncio.timeout(self.patience_s):
+                while not await condition():  # noqa: ASYNC110 - it is another process's state
+                    await asyncio.sleep(poll_s)
+        except TimeoutError:
+            raise ServerError(f"cannot say that {what}: not within {self.patience_s:g} s; see the server") from None

@@ -1,0 +1,316 @@
+"""What edgeguardd's commands do to one server and the gate before it; the same for every server.
+
+    trim_kv_cache     the server's own trim; from `release_from` on: shut, drain, release, verify, open
+    reduce_batch      fewer places, or the server's own limit
+    reject_requests   shut
+    unload_model      shut, drain, unload, verify
+    restore           what its parameters say: the model first, the gate last
+
+The quick half of every command (the gate, what is wanted) happens before the first wait, whatever else is under way.
+The slow half, one at a time, works on the server, and gives up when a later command wants something else.
+
+Must not: judge memory pressure, know a server's calls. Upstream: base, places, figures, taken. Downstream: run.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from msgspec import Struct
+
+from edgeguardd.bridges.base import Look, Server
+from edgeguardd.bridges.calls import AwayError, ServerError
+from edgeguardd.bridges.figures import Figures
+from edgeguardd.bridges.places import Places
+from edgeguardd.bridges.taken import Taken
+from edgeguardd.client import Command, Level, Logical, NoEffect, Released, Unsupported
+from edgeguardd.logs import get_logger
+
+RUNNING_POLL_S = 0.25
+
+log = get_logger()
+
+T = TypeVar("T")
+Result = Released | Logical | NoEffect | None
+
+
+class Settings(Struct, frozen=True):
+    """How a bridge works.
+
+    places         requests inside at once while nothing is reduced; None: what the server says, else no bound
+    drain_s        how long those inside may take to end
+    patience_s     how long a release, an unload or a load may take
+    release_from   below this level a trim costs no request anything
+    worth_bytes    a release that would bring less than this is not made
+    external       another proxy refuses for us, by asking edgeguardd's /admit
+    """
+
+    places: int | None = None
+    drain_s: float = 60.0
+    patience_s: float = 120.0
+    release_from: Level = Level.HIGH
+    worth_bytes: int = 32 * 1024 * 1024
+    external: bool = False
+
+
+class SupersededError(ServerError):
+    """A later command wants the opposite of what was under way."""
+
+
+class Bridge:
+    """The handlers, and what they share. `subscribed_level` tells what the daemon's level is."""
+
+    def __init__(self, server: Server, places: Places, figures: Figures, taken: Taken, settings: Settings) -> None:
+        self.look = Look()
+        self.server = server
+        self._places = places
+        self._figures = figures
+        self._taken = taken
+        self._settings = settings
+        # One at a time works on the server.
+        self._working = asyncio.Lock()
+        self._wants_model = True
+        self._out: tuple[str, ...] | None = None
+        self._rejecting = False
+        self._ratio = 1.0
+        self._rest_bytes: int | None = None
+
+    def handlers(self) -> dict[str, Callable[[Command], object]]:
+        """By action, those that the server as it was found can carry out."""
+        found: dict[str, Callable[[Command], object]] = {
+            "reduce_batch": self.reduce_batch,
+            "reject_requests": self.reject_requests,
+            "restore": self.restore,
+        }
+        if self.look.trims or self.look.releases:
+            found["trim_kv_cache"] = self.trim
+        if self.look.unloads:
+            found["unload_model"] = self.unload
+        return found
+
+    # Finding out
+
+    async def find(self, look: Look) -> None:
+        """Take over what the server was found to be, and bring back what a bridge before this one had taken."""
+        self.look = look
+        self._apply_ratio()
+        left = self._taken.read()
+        if left is not None and look.unloads:
+            self._out = left
+            self._places.shut("unloaded", "the model is out of memory")
+            await self._bring_back()
+
+    @property
+    def full_places(self) -> int | None:
+        """The configured batch."""
+        return self._settings.places or self.look.places
+
+    @property
+    def rest_bytes(self) -> int | None:
+        """What the server needs at rest, measured after it was started anew; None: not known."""
+        return self._rest_bytes
+
+    # Commands
+
+    async def trim(self, command: Command) -> Result:
+        """Give memory back: what costs nothing first, then what costs those who come a moment of refusal."""
+        if self._out is not None or not self._wants_model:
+            return NoEffect()
+        before = self._figures.needed_bytes()
+        trimmed = await self._trim_softly()
+        if not self._is_release_due(command, before):
+            return trimmed
+        self._places.shut("release", f"the server is {self.server.release_words}")
+        try:
+            async with self._working:
+                return await self._release(before)
+        finally:
+            self._places.open("release")
+
+    async def reduce_batch(self, command: Command) -> Result:
+        """Let fewer requests in at once."""
+        self._ratio = _share(command.parameters.max_batch_ratio)
+        self._apply_ratio()
+        if await self.server.reduce(self._ratio):
+            return None
+        if self._settings.external:
+            return NoEffect()
+        if self._places.most is None:
+            raise Unsupported(f"{self.server.name} does not say how many requests it takes at once; give --places")
+        return None
+
+    async def reject_requests(self, command: Command) -> Result:
+        """Refuse new requests."""
+        self._reject(command.parameters.accept_requests is False)
+        return NoEffect() if self._settings.external else None
+
+    async def unload(self, command: Command) -> Result:
+        """Take the model out of memory until restored."""
+        if command.parameters.model_loaded:
+            return await self.restore(command)
+        self._wants_model = False
+        self._places.shut("unloaded", "the model is out of memory")
+        self._places.notify()
+        async with self._working:
+            if self._out is not None:
+                return NoEffect()
+            return await self._unload()
+
+    async def restore(self, command: Command) -> Result:
+        """Allow again what the parameters say."""
+        wanted = command.parameters
+        if wanted.max_batch_ratio is not None:
+            self._ratio = _share(wanted.max_batch_ratio)
+            self._apply_ratio()
+        if wanted.accept_requests is not None:
+            self._reject(not wanted.accept_requests)
+        if wanted.model_loaded:
+            self._wants_model = True
+            self._places.notify()
+            async with self._working:
+                await self._bring_back()
+        await self.server.reduce(self._ratio)
+        return None
+
+    async def close(self) -> None:
+        """The bridge ends: what it has taken out of memory comes back, as far as that works."""
+        self._wants_model = True
+        async with self._working:
+            await self._bring_back()
+
+    # The slow halves: inside self._working
+
+    async def _release(self, before: int | None) -> Result:
+        self._give_up_unless(self._wants_model)
+        began = time.monotonic()
+        await self._drain(lambda: not self._wants_model, cut=False)
+        self._give_up_unless(self._wants_model)
+        drained = time.monotonic()
+        await self._within(self.server.release(), "release memory")
+        after = self._rest_bytes = self._figures.needed_bytes()
+        freed = _freed(before, after)
+        ended = time.monotonic()
+        log.info(
+            "bridge_released",
+            server=self.server.name,
+            freed_bytes=freed,
+            drain_s=round(drained - began, 3),
+            release_s=round(ended - drained, 3),
+        )
+        return _verified(freed, before, after)
+
+    async def _unload(self) -> Result:
+        self._give_up_unless(not self._wants_model)
+        before = self._figures.needed_bytes()
+        began = time.monotonic()
+        drained = await self._drain(lambda: self._wants_model, cut=True)
+        self._give_up_unless(not self._wants_model)
+        # Written before, so that a bridge which dies in the middle is followed by one that brings everything back.
+        self._taken.write(())
+        self._out = ()
+        self._out = await self._within(self.server.unload(), "unload")
+        self._taken.write(self._out)
+        after = self._figures.needed_bytes()
+        freed = _freed(before, after)
+        took_s = round(time.monotonic() - began, 3)
+        log.info("bridge_unloaded", server=self.server.name, freed_bytes=freed, drained=drained, took_s=took_s)
+        return _verified(freed, before, after)
+
+    async def _bring_back(self) -> None:
+        self._give_up_unless(self._wants_model)
+        if self._out is not None:
+            began = time.monotonic()
+            await self._within(self.server.load(self._out), "load")
+            self._out = None
+            self._taken.clear()
+            self._rest_bytes = self._figures.needed_bytes()
+            log.info("bridge_loaded", server=self.server.name, took_s=round(time.monotonic() - began, 3))
+        self._places.open("unloaded")
+
+    async def _drain(self, unless: Callable[[], bool], *, cut: bool) -> bool:
+        """Wait until nobody is inside. Raises ServerError when that takes too long, unless they may be cut off."""
+        within_s = self._settings.drain_s
+        if self._settings.external:
+            drained = await self._drain_outside(within_s, unless)
+        else:
+            drained = await self._places.drain(within_s, unless)
+        if not drained and not cut:
+            inside = self._places.inside or "some"
+            raise ServerError(f"cannot release: {inside} requests still run after {within_s:g} s; raise --drain")
+        return drained
+
+    async def _drain_outside(self, within_s: float, unless: Callable[[], bool]) -> bool:
+        until = time.monotonic() + within_s
+        while time.monotonic() < until:
+            running = await self.server.running()
+            if running is None:
+                return False
+            if running == 0 or unless():
+                return True
+            await asyncio.sleep(RUNNING_POLL_S)
+        return False
+
+    async def _within(self, work: Awaitable[T], what: str) -> T:
+        limit_s = self._settings.patience_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await work
+        except TimeoutError:
+            name = self.server.name
+            raise ServerError(f"cannot say that {name} did {what}: not within {limit_s:g} s; raise --within") from None
+
+    def _give_up_unless(self, still_wanted: bool) -> None:
+        if not still_wanted:
+            raise SupersededError("cannot go on: a later command wants the opposite")
+
+    # Smaller things
+
+    async def _trim_softly(self) -> Result:
+        if not self.look.trims:
+            return NoEffect()
+        try:
+            await self.server.trim()
+        except ServerError as error:
+            if not self.look.releases or isinstance(error, AwayError):
+                raise
+            log.warning("bridge_cannot", server=self.server.name, why=str(error))
+            return NoEffect()
+        return Logical()
+
+    def _is_release_due(self, command: Command, before: int | None) -> bool:
+        if not self.look.releases or command.level < self._settings.release_from:
+            return False
+        if self._settings.external and not self._rejecting:
+            return False  # nobody would keep requests out meanwhile
+        if before is None or self._rest_bytes is None:
+            return True
+        return before >= self._rest_bytes + self._settings.worth_bytes
+
+    def _reject(self, on: bool) -> None:
+        self._rejecting = on
+        if on:
+            self._places.shut("reject", "memory is short")
+        else:
+            self._places.open("reject")
+
+    def _apply_ratio(self) -> None:
+        full = self.full_places
+        self._places.limit(None if full is None else max(1, int(full * self._ratio)))
+
+
+def _share(ratio: float | None) -> float:
+    return 1.0 if ratio is None else min(max(ratio, 0.0), 1.0)
+
+
+def _freed(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else before - after
+
+
+def _verified(freed: int | None, before: int | None, after: int | None) -> Result:
+    """What was measured as the answer. Raises ServerError where nothing left; None where nothing can be measured."""
+    if freed is None:
+        return None
+    if freed <= 0:
+        raise ServerError(f"cannot say that memory was released: {before} bytes were needed before and {after} after")
+    return Released(freed)

@@ -1,0 +1,301 @@
+"""A door in front of an HTTP server: lets so many requests in, and answers 503 at once to those it cannot.
+
+Servers that queue without bound, cannot lower their batch and cannot refuse get this before them. Bodies are passed
+on both ways as they come, whole or chunked; nothing is held but a piece at a time. h11 does the syntax.
+
+Must not: know memory, models or edgeguardd. Upstream: places, calls, h11. Downstream: run.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Collection
+from typing import cast
+
+import h11
+from msgspec import Struct
+
+from edgeguardd.bridges.calls import connect
+from edgeguardd.bridges.endpoint import Endpoint
+from edgeguardd.bridges.places import Places, Refusal
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_CONNECTIONS = 1024
+PIECE_BYTES = 65536
+# Behind a request a client may send the next one before the answer; more than this is read after the answer.
+MAX_AHEAD_BYTES = 65536
+CONNECT_S = 5.0
+# A request's head or the next piece of its body has to come within this; a piece of an answer has to be taken.
+STALL_S = 30.0
+# A connection without a request is kept so long.
+IDLE_S = 75.0
+
+# RFC 9110 7.6.1: these are about one connection. Expect is answered here.
+_HOP_BY_HOP = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"proxy-authorization")
+)
+_LOOKING = frozenset((b"GET", b"HEAD"))
+
+
+class GateError(Struct, frozen=True):
+    """An answer of the gate's own, in the form that OpenAI clients read."""
+
+    status: int
+    phrase: str
+    kind: str
+    code: str
+    message: str
+
+    def body(self) -> bytes:
+        """As JSON."""
+        error = {"message": self.message, "type": self.kind, "param": None, "code": self.code}
+        return json.dumps({"error": error}).encode()
+
+
+class Gate:
+    """Serves connections before one upstream. `harmless`: paths whose GETs need no place and pass when it is shut."""
+
+    def __init__(self, upstream: Endpoint, places: Places, harmless: Collection[str], retry_after_s: int) -> None:
+        self.places = places
+        self.retry_after_s = retry_after_s
+        self.upstream = upstream
+        self._clients: set[asyncio.Task[None]] = set()
+        self._harmless = frozenset(path.encode() for path in harmless)
+
+    async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One client, from its first request to its end."""
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        self._clients.add(task)
+        try:
+            with contextlib.suppress(ConnectionError, TimeoutError, asyncio.CancelledError):
+                await _Client(self, reader, writer).serve()
+        finally:
+            self._clients.discard(task)
+            writer.close()
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._clients)
+
+    async def close(self) -> None:
+        """Cut all clients."""
+        tasks = list(self._clients)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def is_free(self, request: h11.Request) -> bool:
+        """Whether a request needs no place."""
+        return request.method in _LOOKING and request.target in self._harmless
+
+
+class _Client:
+    """One connection of a client's."""
+
+    def __init__(self, gate: Gate, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._gate = gate
+        self._reader = reader
+        self._writer = writer
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self._eof = False
+
+    async def serve(self) -> None:
+        """One request after the other. Raises ConnectionError, TimeoutError where the client is at fault."""
+        while True:
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    request = await self._next()
+            except h11.RemoteProtocolError as fault:
+                error = GateError(
+                    400, "Bad Request", "invalid_request_error", "bad_request", f"cannot read it: {fault}"
+                )
+                return await self._refuse(error)
+            if not isinstance(request, h11.Request):
+                return None
+            await self._request(request)
+            if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+                return None
+            self._http.start_next_cycle()
+
+    async def _request(self, request: h11.Request) -> None:
+        places = self._gate.places
+        if self._gate.connections > MAX_CONNECTIONS:
+            return await self._refuse(_overloaded(Refusal("busy", "too many connections")))
+        if self._gate.is_free(request):
+            return await self._pass_on(request)
+        refusal = await places.enter()
+        if refusal is not None:
+            return await self._refuse(_overloaded(refusal))
+        try:
+            await self._pass_on(request)
+        finally:
+            places.leave()
+        return None
+
+    async def _pass_on(self, request: h11.Request) -> None:
+        """To the server and back. A client that hangs up has given up: the server hears it by a closed connection."""
+        at = self._gate.upstream
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                reader, writer = await connect(at)
+        except (OSError, TimeoutError) as error:
+            # Nobody has taken the request, so it is safe to send it again.
+            why = f"cannot reach the server: {str(error) or 'no answer'}"
+            return await self._refuse(_overloaded(Refusal("no_server", why)))
+        upstream = _Upstream(reader, writer)
+        sending = asyncio.create_task(self._send_on(request, upstream))
+        answering = asyncio.create_task(self._answer(upstream))
+        try:
+            await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done() and sending.exception() is None:
+                # The request is through; from now on the client's end of file means that it has left.
+                leaving = asyncio.create_task(self._until_gone())
+                await asyncio.wait({leaving, answering}, return_when=asyncio.FIRST_COMPLETED)
+                await _cancel(leaving)
+            if answering.done():
+                answering.result()
+            elif sending.done():
+                sending.result()
+        finally:
+            await _cancel(sending, answering)
+            writer.close()
+        return None
+
+    async def _send_on(self, request: h11.Request, upstream: "_Upstream") -> None:
+        """The request and its body, a piece at a time."""
+        await upstream.send(_request_of(request, self._gate.upstream))
+        while True:
+            if self._http.they_are_waiting_for_100_continue:
+                await self._send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
+            async with asyncio.timeout(STALL_S):
+                event = await self._next()
+            match event:
+                case h11.Data():
+                    await upstream.send(h11.Data(data=event.data))
+                case h11.EndOfMessage():
+                    return await upstream.send(h11.EndOfMessage())
+                case _:
+                    raise ConnectionResetError("the client hung up")
+
+    async def _answer(self, upstream: "_Upstream") -> None:
+        """The server's answer, a piece at a time. One that dies in the middle ends the client's connection too."""
+        try:
+            while True:
+                event = await upstream.next()
+                match event:
+                    case h11.InformationalResponse():
+                        continue
+                    case h11.Response():
+                        event = h11.Response(
+                            status_code=event.status_code, reason=event.reason, headers=_kept(event.headers)
+                        )
+                    case h11.Data():
+                        event = h11.Data(data=event.data)
+                    case h11.EndOfMessage():
+                        return await self._send(h11.EndOfMessage())
+                    case _:
+                        raise ConnectionResetError("the server ended in the middle")
+                await self._send(event)
+        except (h11.RemoteProtocolError, ConnectionError):
+            if self._http.our_state is not h11.SEND_RESPONSE:
+                raise
+            message = "the server ended without an answer"
+            await self._refuse(GateError(502, "Bad Gateway", "server_error", "no_answer", message))
+
+    async def _refuse(self, error: GateError) -> None:
+        """An answer of the gate's own. The connection ends where a body is still to come: nobody wants to read it."""
+        if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        body = error.body()
+        fields = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        if error.status == 503:
+            fields.append(("Retry-After", str(self._gate.retry_after_s)))
+        if self._http.their_state is not h11.DONE and not self._is_whole():
+            fields.append(("Connection", "close"))
+        response = h11.Response(status_code=error.status, reason=error.phrase.encode(), headers=fields)
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+            await self._send(event)
+
+    def _is_whole(self) -> bool:
+        """Whether the rest of the request is here already; it is thrown away."""
+        try:
+            while (event := self._http.next_event()) is not h11.NEED_DATA:
+                if isinstance(event, h11.EndOfMessage):
+                    return True
+                if not isinstance(event, h11.Data):
+                    return False
+        except h11.RemoteProtocolError:
+            pass
+        return False
+
+    async def _next(self) -> object:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            self._take(await self._reader.read(PIECE_BYTES))
+        return event
+
+    async def _until_gone(self) -> None:
+        """Read ahead until the client hangs up, or has sent so much that it must have another request."""
+        while not self._eof and len(self._http.trailing_data[0]) < MAX_AHEAD_BYTES:
+            self._take(await self._reader.read(PIECE_BYTES))
+        if not self._eof:
+            await asyncio.Event().wait()
+
+    def _take(self, data: bytes) -> None:
+        self._eof = not data
+        self._http.receive_data(data)
+
+    async def _send(self, event: h11.Event) -> None:
+        if (data := self._http.send(event)) is not None:
+            await _write(self._writer, data)
+
+
+class _Upstream:
+    """One connection to the server, for one request."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+
+    async def send(self, event: h11.Event) -> None:
+        """Send one event on. A server that has hung up has perhaps answered before: next() tells."""
+        if (data := self._http.send(event)) is not None:
+            with contextlib.suppress(ConnectionError):
+                await _write(self._writer, data)
+
+    async def next(self) -> object:
+        """The next event. Waits as long as the server computes."""
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            self._http.receive_data(await self._reader.read(PIECE_BYTES))
+        return event
+
+
+async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(data)
+    async with asyncio.timeout(STALL_S):
+        await writer.drain()
+
+
+async def _cancel(*tasks: "asyncio.Task[None]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _overloaded(refusal: Refusal) -> GateError:
+    return GateError(503, "Service Unavailable", "overloaded_error", refusal.code, refusal.reason)
+
+
+def _request_of(request: h11.Request, at: Endpoint) -> h11.Request:
+    """The request as the server gets it: on a connection of its own."""
+    headers = [(name, value) for name, value in _kept(request.headers) if name != b"expect"]
+    target = at.prefix.encode() + request.target if request.target.startswith(b"/") else request.target
+    return h11.Request(method=request.method, target=target, headers=[*headers, (b"connection", b"close")])
+
+
+def _kept(headers: "h11._headers.Headers") -> list[tuple[bytes, bytes]]:
+    """The fields that go on to the other side: none that are about one connection, nor those it names."""
+    named = b",".join(value for name, value in headers if name == b"connection")
+    dropped = _HOP_BY_HOP | {word.strip().lower() for word in named.split(b",")}
+    return [(name, value) for name, value in headers if name not in dropped]

@@ -1,0 +1,248 @@
+"""One bridge from its start to SIGTERM: the gate listens, the server is found, the daemon is subscribed to.
+
+Must not: know a server's calls. Upstream: catalog, bridge, gate, client, systemd. Downstream: cli.bridge.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import importlib
+import os
+import shlex
+import signal
+from collections.abc import AsyncIterator
+
+from edgeguardd.bridges import catalog
+from edgeguardd.bridges.base import Look, Server
+from edgeguardd.bridges.bridge import Bridge, Settings
+from edgeguardd.bridges.calls import Http, ServerError
+from edgeguardd.bridges.endpoint import Endpoint
+from edgeguardd.bridges.figures import Figures
+from edgeguardd.bridges.gate import Gate
+from edgeguardd.bridges.places import Places
+from edgeguardd.bridges.supervise import ChildKeeper, CommandKeeper, Keeper, UnitKeeper
+from edgeguardd.bridges.taken import Taken
+from edgeguardd.client import AsyncSubscriber, Level
+from edgeguardd.core.model import Action
+from edgeguardd.errors import EdgeguardError, KernelError
+from edgeguardd.kernel import cgroupfs
+from edgeguardd.logs import get_logger
+from edgeguardd.systemd import Notifier
+
+REPORT_EVERY_S = 1.0
+LOOK_EVERY_S = 1.0
+MAX_KEY_BYTES = 4096
+BACKLOG = 512
+# Those inside when the bridge is told to stop get this long for their answers.
+LEAVE_S = 10.0
+
+log = get_logger()
+
+
+class BridgeSubscriber(AsyncSubscriber):
+    """Handlers of different actions do not wait for each other: each does its quick half before it first waits."""
+
+    def _lane_of(self, action: Action) -> str:
+        """One lane an action."""
+        return action.value
+
+
+async def serve(args: argparse.Namespace) -> None:
+    """Until SIGTERM or SIGINT. Raises EdgeguardError for what cannot be used."""
+    over = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    notifier = Notifier()
+    try:
+        async with _Scene(args, notifier) as scene:
+            working = asyncio.create_task(scene.work())
+            stopping = asyncio.create_task(over.wait())
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            notifier.stopping()
+            for task in (working, stopping):
+                task.cancel()
+            await asyncio.gather(stopping, return_exceptions=True)
+            with contextlib.suppress(asyncio.CancelledError):
+                await working
+    finally:
+        notifier.close()
+
+
+class _Scene:
+    """Everything of one bridge, put together from its options."""
+
+    def __init__(self, args: argparse.Namespace, notifier: Notifier) -> None:
+        row = catalog.SERVERS[args.server]
+        self._args = args
+        self._notifier = notifier
+        self._figures = Figures(_root(args.cgroup_root), args.cgroup)
+        self._keeper = keeper_of(args, row, self._figures.procs_file())
+        kind = getattr(importlib.import_module(f"edgeguardd.bridges.{row.module}"), row.server)
+        http = Http(args.url, within_s=args.call_within, key=_key(args.api_key_file))
+        self._server: Server = kind(http, args, self._keeper, args.within)
+        settings = Settings(
+            places=args.places,
+            drain_s=args.drain,
+            patience_s=args.within,
+            release_from=Level[args.release_from.upper()],
+            worth_bytes=args.worth,
+            external=args.gate == "external",
+        )
+        self._places = Places(args.places, args.patience)
+        self._taken = Taken(args.state)
+        self.bridge = Bridge(self._server, self._places, self._figures, self._taken, settings)
+        self._gate = Gate(args.url, self._places, self._server.harmless, args.retry_after)
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> "_Scene":
+        try:
+            if isinstance(self._keeper, ChildKeeper):
+                self._stack.push_async_callback(self._keeper.stop)
+                await self._keeper.start()
+            elif self._keeper is not None and self._taken.read() is not None:
+                # A bridge before this one has stopped it, and it would be waited for in vain.
+                await self._keeper.start()
+            if self._args.listen is not None:
+                await self._stack.enter_async_context(_listening(self._gate, self._args.listen))
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._places.shut("leaving", "the bridge is stopping")
+        await self._places.drain(LEAVE_S)
+        try:
+            if not isinstance(self._keeper, ChildKeeper):
+                async with asyncio.timeout(LEAVE_S):
+                    await self.bridge.close()
+        except (EdgeguardError, TimeoutError) as error:
+            log.warning("bridge_cannot", server=self._server.name, why=str(error) or "the model is not back in time")
+        await self._stack.aclose()
+
+    async def work(self) -> None:
+        """Find the server, say what cannot be done, subscribe, and report until cancelled."""
+        look = await self._found()
+        await self._find_cgroup()
+        for why in (*look.cannot, *self._shortcomings()):
+            log.warning("bridge_cannot", server=self._server.name, why=why)
+        await self.bridge.find(look)
+        handlers = self.bridge.handlers()
+        subscriber = BridgeSubscriber(
+            self._args.name, path=self._args.socket, target=self._args.target, handlers=handlers
+        )
+        async with subscriber:
+            log.info(
+                "bridge_ready",
+                server=self._server.name,
+                version=look.version,
+                url=str(self._args.url),
+                listen=None if self._args.listen is None else str(self._args.listen),
+                commands=list(handlers),
+                places=self.bridge.full_places,
+            )
+            self._notifier.ready(f"bridge to {self._server.name} {look.version or ''} at {self._args.url}")
+            while True:
+                self._report(subscriber)
+                self._notifier.watchdog()
+                await asyncio.sleep(REPORT_EVERY_S)
+
+    async def _found(self) -> Look:
+        """Look until the server answers; that it does not is said once."""
+        said = None
+        while True:
+            try:
+                return await self._server.look()
+            except ServerError as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("bridge_waits", server=self._server.name, why=said)
+                    self._notifier.status(f"waiting: {said}")
+            self._notifier.watchdog()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _find_cgroup(self) -> None:
+        """A unit's cgroup; it has none while it is stopped."""
+        if self._figures.path is None and self._args.unit is not None:
+            with contextlib.suppress(ServerError):
+                self._figures.path = await UnitKeeper(self._args.unit).cgroup()
+
+    def _shortcomings(self) -> list[str]:
+        """What is not possible with the options of the bridge itself."""
+        if self._figures.needed_bytes() is not None:
+            return []
+        return ["cannot measure what is given back: the server's cgroup is not known; give --cgroup or --unit"]
+
+    def _report(self, subscriber: AsyncSubscriber) -> None:
+        rest, needed = self.bridge.rest_bytes, self._figures.needed_bytes()
+        subscriber.report(
+            static_bytes=rest,
+            kv_bytes=None if rest is None or needed is None else max(0, needed - rest),
+            running=None if self._args.listen is None else self._places.inside,
+            waiting=None if self._args.listen is None else self._places.waiting,
+            batch_limit=self.bridge.full_places,
+        )
+
+
+def keeper_of(args: argparse.Namespace, row: catalog.Row, cgroup_procs: str | None) -> Keeper | None:
+    """What stops and starts the server, if the options name it. Raises EdgeguardError when they name two."""
+    if not row.keeper:
+        return None
+    named = [args.unit is not None, args.stop is not None or args.start is not None, bool(args.command)]
+    if sum(named) > 1:
+        raise EdgeguardError(
+            "cannot choose what restarts the server: give one of --unit, --stop and --start, a command"
+        )
+    if args.unit is not None:
+        return UnitKeeper(args.unit)
+    if args.command:
+        return ChildKeeper(args.command, cgroup_procs, _tell_end)
+    if args.stop is None and args.start is None:
+        return None
+    if args.stop is None or args.start is None:
+        raise EdgeguardError("cannot restart the server: --stop and --start belong together; give the other one too")
+    return CommandKeeper(shlex.split(args.stop), shlex.split(args.start))
+
+
+@contextlib.asynccontextmanager
+async def _listening(gate: Gate, at: Endpoint) -> AsyncIterator[None]:
+    """Serve the gate. Raises EdgeguardError."""
+    try:
+        if at.path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(at.path)
+            server = await asyncio.start_unix_server(gate.connection, at.path, backlog=BACKLOG)
+        else:
+            server = await asyncio.start_server(gate.connection, at.host, at.port, backlog=BACKLOG)
+    except OSError as error:
+        why = os.strerror(error.errno or 0).lower()
+        raise EdgeguardError(f"cannot listen on {at}: {why}; choose another --listen") from None
+    try:
+        yield
+    finally:
+        server.close()
+        await gate.close()
+
+
+def _tell_end(status: int) -> None:
+    log.warning("bridge_server_ended", exit_status=status)
+
+
+def _root(given: str | None) -> cgroupfs.CgroupRoot | None:
+    try:
+        return cgroupfs.find_root(given)
+    except KernelError:
+        return None
+
+
+def _key(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        with open(path) as file:
+            key = file.read(MAX_KEY_BYTES).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise EdgeguardError(f"cannot read {path}: {error}; correct --api-key-file") from None
+    if not key.isascii() or not key.isprintable():
+        raise EdgeguardError(f"cannot use {path}: a key is one line of ASCII; correct it")
+    return key

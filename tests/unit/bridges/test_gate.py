@@ -1,0 +1,299 @@
+"""The gate before a server, over real sockets with a small server behind it."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from edgeguardd.bridges.calls import Http, Reply
+from edgeguardd.bridges.endpoint import Endpoint, endpoint
+from edgeguardd.bridges.gate import MAX_HEAD_BYTES, Gate
+from edgeguardd.bridges.places import Places
+from tests.support import standin
+from tests.support.standin import Call, StandIn
+from tests.support.wait import soon
+
+
+class Upstream(StandIn):
+    """Answers each request once `go` is set; keeps the last one. Paths below /stream come in pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.go.set()
+        self.last: Call | None = None
+        self.next = asyncio.Event()
+
+    async def answer(self, call: Call) -> standin.Reply:
+        self.last = call
+        if call.path == "/stream":
+            return standin.Reply("", pieces=self.pieces())
+        if call.path == "/die":
+            self.kill()
+        await self.go.wait()
+        return standin.Reply({"ok": "yes", "bytes": len(call.body)}, headers={"X-Own": "1", "Keep-Alive": "timeout=5"})
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        for piece in (b"data: one\n\n", b"data: two\n\n"):
+            yield piece
+            await self.next.wait()
+
+
+@contextlib.asynccontextmanager
+async def standing(places: int | None = 2, patience_s: float = 10.0) -> AsyncIterator[tuple[Gate, Upstream, Http]]:
+    """A gate, what is behind it, and a client of it."""
+    async with Upstream() as upstream:
+        gate = Gate(endpoint(upstream.url), Places(places, patience_s), {"/health"}, 7)
+        async with listening(gate) as front:
+            yield gate, upstream, Http(front)
+
+
+@contextlib.asynccontextmanager
+async def listening(gate: Gate) -> AsyncIterator[Endpoint]:
+    """The gate on a free port."""
+    server = await asyncio.start_server(gate.connection, "127.0.0.1", 0)
+    try:
+        yield endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    finally:
+        server.close()
+        await gate.close()
+
+
+def played(scene: Coroutine[None, None, None]) -> None:
+    """Run a scene to its end."""
+    asyncio.run(scene)
+
+
+def asked(front: Http) -> "asyncio.Task[Reply]":
+    """A client that has asked and waits."""
+    return asyncio.create_task(front.ask("POST", "/completion", {"prompt": "once"}))
+
+
+def code(reply: Reply) -> Any:
+    """Of an error in OpenAI's form."""
+    return reply.field("error", "code")
+
+
+def test_an_open_gate_passes_request_and_answer_on() -> None:
+    """The server gets the client's request, the client the server's answer; what is about one connection stays."""
+
+    async def scene() -> None:
+        async with standing() as (gate, upstream, front):
+            reply = await asked(front)
+            assert (reply.status, reply.json()) == (200, {"ok": "yes", "bytes": 17})
+            assert upstream.calls == ["POST /completion"]
+            assert upstream.last is not None
+            assert upstream.last.json() == {"prompt": "once"}
+            assert upstream.last.headers["connection"] == "close"
+            await soon(lambda: gate.places.inside == 0)
+
+    played(scene())
+
+
+def test_a_shut_gate_refuses_at_once_and_says_when_to_come_again() -> None:
+    """503, a whole number of seconds, and an error that OpenAI clients read; the server hears nothing of it."""
+
+    async def scene() -> None:
+        async with standing() as (gate, upstream, front):
+            gate.places.shut("release", "the server is giving memory back")
+            began = time.monotonic()
+            raw = await said(front.at, b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
+            assert time.monotonic() - began < 1.0
+            head, _, body = raw.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after: 7" in head.lower()
+            error = {"type": "overloaded_error", "param": None, "code": "memory_pressure"}
+            assert json.loads(body)["error"] == error | {"message": "the server is giving memory back"}
+            assert upstream.calls == []
+
+    played(scene())
+
+
+def test_looking_at_health_needs_no_place_and_passes_a_shut_gate() -> None:
+    """A load balancer that asks would else take the server out for the wrong reason."""
+
+    async def scene() -> None:
+        async with standing(places=1) as (gate, upstream, front):
+            gate.places.shut("reject", "memory is short")
+            assert (await front.get("/health")).json()["ok"] == "yes"
+            assert (await front.ask("GET", "/health?model=x")).status == 503
+            assert (await front.ask("POST", "/health", {})).status == 503
+            assert upstream.calls == ["GET /health"]
+
+    played(scene())
+
+
+def test_who_is_inside_when_the_gate_is_shut_gets_its_answer_and_drain_waits_for_it() -> None:
+    """Shutting loses nobody; a drain that takes too long says so."""
+
+    async def scene() -> None:
+        async with standing() as (gate, upstream, front):
+            upstream.go.clear()
+            client = asked(front)
+            await soon(lambda: gate.places.inside == 1)
+            gate.places.shut("release", "…")
+            assert not await gate.places.drain(0.01)
+            upstream.go.set()
+            assert await gate.places.drain(5.0)
+            assert (await client).status == 200
+
+    played(scene())
+
+
+def test_an_answer_comes_through_piece_by_piece() -> None:
+    """A stream of tokens is not held until it is whole."""
+
+    async def scene() -> None:
+        async with standing() as (_, upstream, front):
+            reader, writer = await asyncio.open_connection(front.at.host, front.at.port)
+            writer.write(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert b"chunked" in await reader.readuntil(b"\r\n\r\n")
+            assert b"data: one" in await reader.readuntil(b"one\n\n\r\n")
+            assert not upstream.next.is_set()
+            upstream.next.set()
+            assert b"data: two" in await reader.readuntil(b"0\r\n\r\n")
+            writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")  # the connection goes on
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            writer.close()
+
+    played(scene())
+
+
+def test_a_body_in_chunks_reaches_the_server_whole_and_who_waits_for_a_word_gets_it() -> None:
+    """Transfer-Encoding and Expect, as curl sends them for a long prompt."""
+
+    async def scene() -> None:
+        async with standing() as (_, upstream, front):
+            reader, writer = await asyncio.open_connection(front.at.host, front.at.port)
+            head = b"POST /completion HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
+            writer.write(head)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+            writer.write(b"3\r\nabc\r\n")
+            writer.write(b"3\r\ndef\r\n0\r\n\r\n")
+            assert b"200" in await reader.readline()
+            assert upstream.last is not None
+            assert upstream.last.body == b"abcdef"
+            assert "expect" not in upstream.last.headers
+            writer.close()
+
+    played(scene())
+
+
+def test_who_finds_all_places_taken_waits_as_long_as_it_may() -> None:
+    """The server's own queue has no end; the gate's has."""
+
+    async def scene() -> None:
+        async with standing(places=1, patience_s=0.05) as (gate, upstream, front):
+            upstream.go.clear()
+            first = asked(front)
+            await soon(lambda: gate.places.inside == 1)
+            second = await asked(front)
+            assert (second.status, code(second)) == (503, "busy")
+            upstream.go.set()
+            assert (await first).status == 200
+
+    played(scene())
+
+
+def test_a_client_that_hangs_up_frees_its_place_and_the_server_hears_of_it() -> None:
+    """Nobody computes for a client that has given up."""
+
+    async def scene() -> None:
+        async with standing(places=1) as (gate, upstream, front):
+            upstream.go.clear()
+            client = asked(front)
+            await soon(lambda: gate.places.inside == 1)
+            client.cancel()
+            await soon(lambda: gate.places.inside == 0 and upstream.left == 1)
+
+    played(scene())
+
+
+def test_a_server_that_is_away_or_dies_is_an_error_and_not_silence() -> None:
+    """503 to come again where nobody took the request, 502 where it may have been worked on."""
+
+    async def scene() -> None:
+        async with standing() as (gate, upstream, front):
+            died = await front.ask("POST", "/die", {})
+            assert (died.status, code(died)) == (502, "no_answer")
+            away = await asked(front)
+            assert (away.status, code(away)) == (503, "no_server")
+            assert gate.places.inside == 0
+            await upstream.up()
+            assert (await asked(front)).status == 200
+
+    played(scene())
+
+
+def test_an_answer_that_breaks_off_breaks_off_for_the_client_too() -> None:
+    """Half an answer must not look like a whole one."""
+
+    async def scene() -> None:
+        async with standing() as (gate, upstream, front):
+            reader, writer = await asyncio.open_connection(front.at.host, front.at.port)
+            writer.write(b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
+            await reader.readuntil(b"one\n\n\r\n")
+            await upstream.down()
+            assert not (await reader.read()).endswith(b"0\r\n\r\n")
+            await soon(lambda: gate.places.inside == 0 and gate.connections == 0)
+            writer.close()
+
+    played(scene())
+
+
+def test_what_is_no_request_is_told_so_and_takes_no_place() -> None:
+    """Bad syntax, a head without end, two lengths: 400, whatever the parser calls it."""
+    heads = (
+        b"NONSENSE\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST /" + b"x" * (MAX_HEAD_BYTES + 70_000),
+    )
+
+    async def scene() -> None:
+        async with standing() as (gate, upstream, front):
+            for head in heads:
+                assert (await said(front.at, head)).startswith(b"HTTP/1.1 400 "), head[:40]
+            assert gate.places.inside == 0
+            assert upstream.calls == []
+
+    played(scene())
+
+
+def test_refusing_a_request_whose_body_is_still_to_come_ends_the_connection() -> None:
+    """The refusal is whole; a second request on the same connection would begin in the middle of the body."""
+
+    async def scene() -> None:
+        async with standing() as (gate, _, front):
+            gate.places.shut("reject", "memory is short")
+            reader, writer = await asyncio.open_connection(front.at.host, front.at.port)
+            writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\nabc")
+            raw = await reader.read()
+            assert raw.startswith(b"HTTP/1.1 503 ")
+            assert b"connection: close" in raw.lower()
+            writer.write(b"")
+            writer.close()
+            whole = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
+            twice = await said(front.at, whole + whole, until=2)
+            assert twice.count(b"HTTP/1.1 503 ") == 2
+
+    played(scene())
+
+
+async def said(at: Endpoint, raw: bytes, until: int = 1) -> bytes:
+    """What the gate says to these bytes: `until` answers, or all there is."""
+    reader, writer = await asyncio.open_connection(at.host, at.port)
+    writer.write(raw)
+    answer = b""
+    try:
+        async with asyncio.timeout(10):
+            while answer.count(b'"code":') < until:
+                piece = await reader.read(65536)
+                if not piece:
+                    break
+                answer += piece
+    finally:
+        writer.close()
+    return answer
