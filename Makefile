@@ -17,7 +17,7 @@ demo-llama: setup ## a real llama-server and model, bare and guarded; builds the
 		--model "$${LLAMA_MODEL:-$${LLAMA_DIR:-.build/llama}/model.gguf}" $(LLAMA_OPTIONS)
 
 test: check ## everything that must be green: check, then all tests, kernel tests included (under 10 minutes)
-	$(PY) -m pytest -q $(FAST_TESTS)
+	$(PY) -m pytest -q --numprocesses 3 --dist worksteal $(FAST_TESTS)
 	$(PY) -m pytest -q tests/kernel
 
 check: setup ## format, lint, types, layering

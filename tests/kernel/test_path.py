@@ -18,12 +18,13 @@ MIB = 1 << 20
 CROSSINGS = 20
 WITHIN_S = 0.100
 
-# Short dwells, so that each crossing starts from normal; the marks are the defaults. No relief: memory.high is the
+# Short dwells, so that each crossing starts from normal soon, also when the target is taken to flap, which doubles
+# them; the marks are the defaults. No relief: memory.high is the
 # tests' own here, to set and to lift.
 POLICY = """
 [defaults]
-dwell = 0.1
-restore_dwell = 0.1
+dwell = 0.01
+restore_dwell = 0.01
 repeat = 30
 relief = "off"
 """

@@ -1,8 +1,9 @@
 """pytest plugin on the host: runs kernel tests in guests and reports them as if they had run here.
 
 Collection is the host's. At the first kernel test all that are left after -k and friends are started, dealt out by
-file to a few guests; then each test's reports are passed on when its turn comes, so -v, -x, --durations, junit and the
-exit status are pytest's own. A test without reports (guest died, hung, did not collect it) fails and says why.
+file to a few guests (a dear test by itself); then each test's reports are passed on when its turn comes, so -v, -x,
+--durations, junit and the exit status are pytest's own. A test without reports (guest died, hung, did not
+collect it) fails and says why.
 Warnings in guests are errors there (pyproject.toml), so none need passing on.
 
 Must not: start anything when no kernel test is selected. Upstream: tests/kernel/conftest.py. Downstream: runner.
@@ -27,6 +28,8 @@ IN_GUEST_VARIABLE = "EDGEGUARDD_KERNEL_GUEST"
 CONFIG_VARIABLE = "EDGEGUARDD_KERNEL_CONFIG"
 
 DEFAULT_GUESTS = 2
+# A test said to take so long is dealt out by itself.
+ALONE_FROM_S = 10.0
 # A guest's whole run: a base for boot, imports and one slow test, and a share for each test.
 BASE_LIMIT_S = 300.0
 LIMIT_PER_TEST_S = 10.0
@@ -168,12 +171,12 @@ class KernelInGuests:
         if self._missing is not None:
             return
         guests = int(os.environ.get(GUESTS_VARIABLE, DEFAULT_GUESTS))
-        for number, files in enumerate(shards.deal(((str(item.path), cost_s(item)) for item in items), guests)):
+        for number, parcels in enumerate(shards.deal(((parcel_of(item), cost_s(item)) for item in items), guests)):
             directory = os.path.join(self._scratch, str(number))
             os.mkdir(directory)
-            part = [item for item in items if str(item.path) in files]
+            part = [item for item in items if parcel_of(item) in parcels]
             shard = Shard(self._config, part, directory, limit_s(part))
-            self._shards.update(dict.fromkeys(files, shard))
+            self._shards.update(dict.fromkeys(parcels, shard))
 
     def _reports_of(self, item: pytest.Item) -> Iterator[pytest.TestReport]:
         if self._missing is not None:
@@ -181,7 +184,7 @@ class KernelInGuests:
                 item, f"no cgroup v2 with the memory controller to write to on this host, and {self._missing}"
             )
             return
-        shard = self._shards[str(item.path)]
+        shard = self._shards[parcel_of(item)]
         ended = False
         for report in shard.reports_of(item.nodeid):
             ended = report.when == "teardown"
@@ -210,6 +213,11 @@ def cost_s(item: pytest.Item) -> float:
     """What a test is said to take: @pytest.mark.cost(seconds), else 1."""
     mark = item.get_closest_marker("cost")
     return float(mark.args[0]) if mark else 1.0
+
+
+def parcel_of(item: pytest.Item) -> str:
+    """What goes to one guest together: the tests of a file, but a dear test by itself, so that guests end together."""
+    return item.nodeid if cost_s(item) >= ALONE_FROM_S else str(item.path)
 
 
 def limit_s(items: list[pytest.Item]) -> float:

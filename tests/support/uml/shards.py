@@ -1,15 +1,15 @@
-"""Deals test files out to guests, so that each gets about the same work. Pure.
+"""Deals parcels of tests out to guests, so that each gets about the same work. Pure.
 
-Must not: split a file; module fixtures belong to one guest. Upstream: host_plugin. Downstream: nothing.
+Must not: split a parcel. Upstream: host_plugin, which says what is one. Downstream: nothing.
 """
 
 from collections.abc import Iterable
 
 
 def deal(costs: Iterable[tuple[str, float]], guests: int) -> list[list[str]]:
-    """Files per guest from (file, cost) of each test: the dearest file first, to the guest with the least so far.
+    """Parcels per guest from (parcel, cost) of each test: the dearest first, to the guest with the least so far.
 
-    At most `guests` lists, none empty; the files of a guest stay in the order in which they came.
+    At most `guests` lists, none empty; the parcels of a guest stay in the order in which they came.
     """
     totals: dict[str, float] = {}
     for name, cost in costs:
