@@ -32,7 +32,8 @@ How to add a server
                ...
 
    Leave out what the server cannot do, and say so in Look.cannot, one sentence each ("cannot …: …; remedy").
-   Optional: `reduce(ratio)` where the server has a live limit of its own, `running()` for an external gate.
+   Optional: `reduce(ratio)` with Look(reduces=True) where the server has a live limit of its own, and `running()` for
+   an external gate.
 3. A stand-in in tests/support, on standin.StandIn, that behaves as the real server does, busy, slow and down; tests
    in tests/unit/bridges with support.bridged.Bridged (gate, cgroup, commands by hand), as test_llama.py has them.
 4. A row in docs/how-to/bridges.md.

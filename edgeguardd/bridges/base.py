@@ -26,6 +26,7 @@ class Look(Struct, frozen=True):
     trims     trim() gives something up while requests run
     releases  release() gives memory back, once nobody is inside
     unloads   unload() and load() work
+    reduces   reduce() lowers a live limit of the server's own; else the gate's places do it
     cannot    what is not possible with the flags that were found, a sentence each, with the remedy
     """
 
@@ -34,6 +35,7 @@ class Look(Struct, frozen=True):
     trims: bool = False
     releases: bool = False
     unloads: bool = False
+    reduces: bool = False
     cannot: tuple[str, ...] = ()
 
 
@@ -73,9 +75,9 @@ class Server(abc.ABC):
         """Bring back what unload() took, until it answers. Harmless where it is there already."""
         raise ServerError(f"cannot load {self.name}")
 
-    async def reduce(self, ratio: float) -> bool:  # noqa: ARG002 - for those that have a live limit
-        """Lower the server's own live limit to this share of the configured one. False: it has none; the gate does."""
-        return False
+    async def reduce(self, ratio: float) -> None:
+        """Set the server's own live limit to this share of the configured one."""
+        raise ServerError(f"cannot set a limit of {self.name} to {ratio:g}")
 
     async def running(self) -> int | None:
         """Requests inside, as the server counts them; None: it does not say. Only asked with an external gate."""

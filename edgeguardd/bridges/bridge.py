@@ -24,7 +24,7 @@ from edgeguardd.bridges.calls import AwayError, ServerError
 from edgeguardd.bridges.figures import Figures
 from edgeguardd.bridges.places import Places
 from edgeguardd.bridges.taken import Taken
-from edgeguardd.client import Command, Level, Logical, NoEffect, Released, Unsupported
+from edgeguardd.client import Command, Level, Logical, NoEffect, Released
 from edgeguardd.logs import get_logger
 
 RUNNING_POLL_S = 0.25
@@ -79,10 +79,11 @@ class Bridge:
     def handlers(self) -> dict[str, Callable[[Command], object]]:
         """By action, those that the server as it was found can carry out."""
         found: dict[str, Callable[[Command], object]] = {
-            "reduce_batch": self.reduce_batch,
             "reject_requests": self.reject_requests,
             "restore": self.restore,
         }
+        if self.look.reduces or self._settings.external or self.full_places is not None:
+            found["reduce_batch"] = self.reduce_batch
         if self.look.trims or self.look.releases:
             found["trim_kv_cache"] = self.trim
         if self.look.unloads:
@@ -132,13 +133,10 @@ class Bridge:
         """Let fewer requests in at once."""
         self._ratio = _share(command.parameters.max_batch_ratio)
         self._apply_ratio()
-        if await self.server.reduce(self._ratio):
+        if self.look.reduces:
+            await self.server.reduce(self._ratio)
             return None
-        if self._settings.external:
-            return NoEffect()
-        if self._places.most is None:
-            raise Unsupported(f"{self.server.name} does not say how many requests it takes at once; give --places")
-        return None
+        return NoEffect() if self._settings.external else None
 
     async def reject_requests(self, command: Command) -> Result:
         """Refuse new requests."""
@@ -170,7 +168,8 @@ class Bridge:
             self._places.notify()
             async with self._working:
                 await self._bring_back()
-        await self.server.reduce(self._ratio)
+        if self.look.reduces:
+            await self.server.reduce(self._ratio)
         return None
 
     async def close(self) -> None:

@@ -51,7 +51,6 @@ class LlamaServer(Server):
     release_words: ClassVar[str] = "restarting to give memory back"
 
     _router = False
-    _autoload = True
     _total_slots = 0
     _has_metrics = False
 
@@ -78,9 +77,8 @@ class LlamaServer(Server):
         return Look(version, places, trims=erases, releases=kept, unloads=kept, cannot=tuple(cannot))
 
     async def _look_at_router(self, version: str | None, props: dict[str, Any]) -> Look:
-        self._autoload = props.get("models_autoload") is not False
         await self._states()
-        cannot = (AUTOLOAD,) if self._autoload else ()
+        cannot = (AUTOLOAD,) if props.get("models_autoload") is not False else ()
         return Look(version, None, releases=True, unloads=True, cannot=cannot)
 
     # One model
@@ -109,10 +107,11 @@ class LlamaServer(Server):
             raise
 
     async def release(self) -> None:
-        """End the process and start it again; or unload, and load again what no request would."""
-        taken = await self.unload()
-        if not self._router or not self._autoload:
-            await self.load(taken)
+        """End the process and start it again, or unload the router's models and load them again.
+
+        Left to autoload, their weights would look like something that has grown, and be taken away again.
+        """
+        await self.load(await self.unload())
 
     async def unload(self) -> tuple[str, ...]:
         """End the process, or those of the router's models."""

@@ -36,6 +36,13 @@ BACKLOG = 512
 # Those inside when the bridge is told to stop get this long for their answers.
 LEAVE_S = 10.0
 
+NO_FIGURES = "cannot measure what is given back: the server's cgroup is not known; give --unit or --cgroup"
+NO_PLACES = "cannot reduce the batch: the server does not say how many requests it takes at once; give --places"
+NO_RUNNING = (
+    "cannot tell when nobody is inside: behind an external gate only the server could; a trim gives nothing back, and "
+    "an unload cuts off who is inside; give --listen instead"
+)
+
 log = get_logger()
 
 
@@ -124,9 +131,9 @@ class _Scene:
         """Find the server, say what cannot be done, subscribe, and report until cancelled."""
         look = await self._found()
         await self._find_cgroup()
-        for why in (*look.cannot, *self._shortcomings()):
-            log.warning("bridge_cannot", server=self._server.name, why=why)
         await self.bridge.find(look)
+        for why in (*look.cannot, *await self._shortcomings()):
+            log.warning("bridge_cannot", server=self._server.name, why=why)
         handlers = self.bridge.handlers()
         subscriber = BridgeSubscriber(
             self._args.name, path=self._args.socket, target=self._args.target, handlers=handlers
@@ -167,11 +174,16 @@ class _Scene:
             with contextlib.suppress(ServerError):
                 self._figures.path = await UnitKeeper(self._args.unit).cgroup()
 
-    def _shortcomings(self) -> list[str]:
+    async def _shortcomings(self) -> list[str]:
         """What is not possible with the options of the bridge itself."""
-        if self._figures.needed_bytes() is not None:
-            return []
-        return ["cannot measure what is given back: the server's cgroup is not known; give --cgroup or --unit"]
+        found = []
+        if self._figures.needed_bytes() is None:
+            found.append(NO_FIGURES)
+        if "reduce_batch" not in self.bridge.handlers():
+            found.append(NO_PLACES)
+        if self._args.gate == "external" and await self._server.running() is None:
+            found.append(NO_RUNNING)
+        return found
 
     def _report(self, subscriber: AsyncSubscriber) -> None:
         rest, needed = self.bridge.rest_bytes, self._figures.needed_bytes()
