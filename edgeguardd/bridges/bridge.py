@@ -1,6 +1,6 @@
 """What edgeguardd's commands do to one server and the gate before it; the same for every server.
 
-    trim_kv_cache     the server's own trim; from `release_from` on: shut, drain, release, verify, open
+    trim_kv_cache     the server's own trim; from `release_from` on, or asked again: shut, drain, release, verify, open
     reduce_batch      fewer places, or the server's own limit
     reject_requests   shut
     unload_model      shut, drain, unload, verify
@@ -41,7 +41,7 @@ class Settings(Struct, frozen=True):
     places         requests inside at once while nothing is reduced; None: what the server says, else no bound
     drain_s        how long those inside may take to end
     patience_s     how long a release, an unload or a load may take
-    release_from   below this level a trim costs no request anything
+    release_from   below this level a trim costs no request anything, until it is asked for again
     worth_bytes    a release that would bring less than this is not made
     external       another proxy refuses for us, by asking edgeguardd's /admit
     """
@@ -74,6 +74,8 @@ class Bridge:
         self._out: tuple[str, ...] | None = None
         self._rejecting = False
         self._ratio = 1.0
+        # A trim that cost nothing has been tried since the last restore: edgeguardd asks again only if it did not help.
+        self._tried_softly = False
         self._rest_bytes: int | None = None
 
     def handlers(self) -> dict[str, Callable[[Command], object]]:
@@ -92,10 +94,15 @@ class Bridge:
 
     # Finding out
 
-    async def find(self, look: Look) -> None:
-        """Take over what the server was found to be, and bring back what a bridge before this one had taken."""
+    async def find(self, look: Look, *, at_rest: bool = False) -> None:
+        """Take over what the server was found to be, and bring back what a bridge before this one had taken.
+
+        at_rest: it was just started, so what it needs now is what it needs at rest.
+        """
         self.look = look
         self._apply_ratio()
+        if at_rest:
+            self._rest_bytes = self._figures.needed_bytes()
         left = self._taken.read()
         if left is not None and look.unloads:
             self._out = left
@@ -121,6 +128,7 @@ class Bridge:
         before = self._figures.needed_bytes()
         trimmed = await self._trim_softly()
         if not self._is_release_due(command, before):
+            self._tried_softly = True
             return trimmed
         self._places.shut("release", f"the server is {self.server.release_words}")
         try:
@@ -158,6 +166,7 @@ class Bridge:
     async def restore(self, command: Command) -> Result:
         """Allow again what the parameters say."""
         wanted = command.parameters
+        self._tried_softly = False
         if wanted.max_batch_ratio is not None:
             self._ratio = _share(wanted.max_batch_ratio)
             self._apply_ratio()
@@ -187,6 +196,7 @@ class Bridge:
         self._give_up_unless(self._wants_model)
         drained = time.monotonic()
         await self._within(self.server.release(), "release memory")
+        self._tried_softly = False
         after = self._rest_bytes = self._figures.needed_bytes()
         freed = _freed(before, after)
         ended = time.monotonic()
@@ -278,7 +288,7 @@ class Bridge:
         return Logical()
 
     def _is_release_due(self, command: Command, before: int | None) -> bool:
-        if not self.look.releases or command.level < self._settings.release_from:
+        if not self.look.releases or (command.level < self._settings.release_from and not self._tried_softly):
             return False
         if self._settings.external and not self._rejecting:
             return False  # nobody would keep requests out meanwhile

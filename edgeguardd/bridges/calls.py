@@ -42,11 +42,12 @@ class RefusedError(ServerError):
 
 
 class Reply(Struct, frozen=True):
-    """A whole answer."""
+    """A whole answer. `headers` have names in lower case; of several of one name, the last."""
 
     status: int
     body: bytes
     asked: str
+    headers: dict[str, str]
 
     def json(self) -> Any:
         """Its body as a JSON tree. Raises ServerError."""
@@ -146,17 +147,19 @@ def expect_ok(reply: Reply) -> Reply:
 
 async def _answer(connection: h11.Connection, reader: asyncio.StreamReader, asked: str) -> Reply:
     status, body = 0, bytearray()
+    headers: dict[str, str] = {}
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:
             connection.receive_data(await reader.read(PIECE_BYTES))
         elif isinstance(event, h11.Response):
             status = event.status_code
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
         elif isinstance(event, h11.Data):
             body += event.data
             if len(body) > MAX_ANSWER_BYTES:
                 raise h11.RemoteProtocolError(f"its answer has over {MAX_ANSWER_BYTES} bytes")
         elif isinstance(event, h11.EndOfMessage):
-            return Reply(status, bytes(body), asked)
+            return Reply(status, bytes(body), asked, headers)
         elif isinstance(event, h11.ConnectionClosed):
             raise h11.RemoteProtocolError("the connection ended before the answer")

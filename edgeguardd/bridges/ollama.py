@@ -22,7 +22,7 @@ NO_LIMIT = (
     "cannot lower Ollama's own limits while it runs (OLLAMA_NUM_PARALLEL is read at its start); the gate's places do "
     "it: give --places"
 )
-NO_CALL = "cannot unload models: this Ollama has no /api/ps (it came with 0.1.33); use a newer one"
+NO_CALL = "cannot unload models: this Ollama has no /api/ps (it came with 0.1.38); use a newer one"
 
 
 class OllamaServer(Server):

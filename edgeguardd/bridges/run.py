@@ -131,7 +131,7 @@ class _Scene:
         """Find the server, say what cannot be done, subscribe, and report until cancelled."""
         look = await self._found()
         await self._find_cgroup()
-        await self.bridge.find(look)
+        await self.bridge.find(look, at_rest=isinstance(self._keeper, ChildKeeper))
         for why in (*look.cannot, *await self._shortcomings()):
             log.warning("bridge_cannot", server=self._server.name, why=why)
         handlers = self.bridge.handlers()
@@ -208,7 +208,7 @@ def keeper_of(args: argparse.Namespace, row: catalog.Row, cgroup_procs: str | No
     if args.unit is not None:
         return UnitKeeper(args.unit)
     if args.command:
-        return ChildKeeper(args.command, cgroup_procs, _tell_end)
+        return ChildKeeper(args.command, cgroup_procs, _tell_end, args.url.path)
     if args.stop is None and args.start is None:
         return None
     if args.stop is None or args.start is None:

@@ -85,11 +85,19 @@ class ChildKeeper:
     """A child process; it is started again when it ends by itself.
 
     `cgroup_procs`: the cgroup.procs file of the cgroup it is to live in; None: the bridge's own.
+    `listens_at`: the Unix socket that it makes; one left by a process that was killed is removed before it starts.
     `on_end` hears of an end that nobody asked for, with its status, negative for a signal.
     """
 
-    def __init__(self, argv: Sequence[str], cgroup_procs: str | None, on_end: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        cgroup_procs: str | None,
+        on_end: Callable[[int], None],
+        listens_at: str | None = None,
+    ) -> None:
         self._argv = argv
+        self._listens_at = listens_at
         self._cgroup_procs = cgroup_procs
         self._on_end = on_end
         self._process: asyncio.subprocess.Process | None = None
@@ -133,6 +141,9 @@ class ChildKeeper:
         if self._cgroup_procs is not None:
             # It moves itself in and becomes the server, so that the server's first page counts in its cgroup.
             argv = [sys.executable, "-m", "edgeguardd.bridges.moved", self._cgroup_procs, *argv]
+        if self._listens_at is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._listens_at)
         try:
             self._process = await asyncio.create_subprocess_exec(*argv, stdin=asyncio.subprocess.DEVNULL)
         except OSError as error:

@@ -6,6 +6,7 @@ A settings file holds the same options as the command line, and is checked by th
 """
 
 import argparse
+import os
 import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -70,8 +71,15 @@ def run(args: argparse.Namespace) -> int:
     logs.configure(LogConfig(args.log_format))
     args.socket = daemonlink.socket_path(args)
     args.name = args.name or f"{args.server}-bridge"
+    args.state = args.state or _own_state_file()
     asyncio.run(serve(args))
     return common.OK
+
+
+def _own_state_file() -> str | None:
+    """In the directory that systemd made for this service (RuntimeDirectory=); None elsewhere."""
+    directory = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    return f"{directory}/taken" if directory.startswith("/") else None
 
 
 def read_settings(path: str) -> argparse.Namespace:
@@ -191,7 +199,7 @@ def _add_work(add_argument: Adder) -> None:
         "--release-from",
         choices=LEVELS,
         default=Level.HIGH.word,
-        help="below this level a trim does only what costs no request anything (default: high)",
+        help="below this level a trim first does only what costs no request anything (default: high)",
     )
     add_argument(
         "--worth",
@@ -212,7 +220,7 @@ def _add_place(add_argument: Adder) -> None:
     add_argument(
         "--state",
         metavar="FILE",
-        help="keeps what was unloaded, so that a bridge that died can bring it back",
+        help="keeps what was unloaded, for a bridge that died (default: in $RUNTIME_DIRECTORY)",
     )
 
 

@@ -1,6 +1,7 @@
 """`make demo-llama`: the same callers on a real llama-server twice, under the same limits: bare and guarded.
 
-    python -m tests.llama --program FILE --model FILE [--prompts N] [--only bare|guarded] [--threads N] [--here]
+    python -m tests.llama --program FILE --model FILE [--prompts N] [--minutes M] [--only bare|guarded] [--threads N]
+                          [--here]
 
 Runs on this host's cgroup v2 if it has one that can be written, else inside user-mode Linux. Exit status 0: the bare
 run had time-outs or kills, and in the guarded one nothing was killed and every request was answered or refused within
@@ -23,7 +24,7 @@ from tests.support.uml import runner
 
 RUNS = {
     "bare": "llama-server alone; the kernel is left to its own means",
-    "guarded": "edgeguardd, and a bridge that shuts a gate, drains, restarts, verifies and opens again",
+    "guarded": "edgeguardd, and its bridge that shuts a gate, drains, restarts, verifies and opens again",
 }
 ROWS = (
     "requests",
@@ -54,6 +55,7 @@ def main() -> int:
     parser.add_argument("--program", required=True, type=os.path.abspath, help="a llama-server")
     parser.add_argument("--model", required=True, type=os.path.abspath, help="a GGUF file")
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="a run lasts as long as so many prompts take")
+    parser.add_argument("--minutes", type=float, help="instead: until so many prompts are answered, or M minutes")
     parser.add_argument("--only", choices=RUNS)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--here", action="store_true", help="on this kernel, whatever it is")
@@ -66,14 +68,14 @@ def main() -> int:
     if options.here or unusable is None:
         return asyncio.run(all_runs(options))
     say(f"this kernel cannot be used ({unusable}): running inside user-mode Linux")
-    return inside()
+    return inside(LIMIT_S if options.minutes is None else LIMIT_S + 60.0 * len(RUNS) * options.minutes)
 
 
-def inside() -> int:
+def inside(limit_s: float) -> int:
     """The same program in a guest; its output as it comes."""
     argv = [sys.executable, "-m", "tests.llama", "--here", *sys.argv[1:]]
     try:
-        outcome = runner.run(argv, to=sys.stdout.buffer, memory_bytes=GUEST_MEMORY_BYTES, limit_s=LIMIT_S)
+        outcome = runner.run(argv, to=sys.stdout.buffer, memory_bytes=GUEST_MEMORY_BYTES, limit_s=limit_s)
     except runner.GuestError as error:
         say(str(error))
         return 1
@@ -88,7 +90,7 @@ async def all_runs(options: argparse.Namespace) -> int:
     directory = tempfile.mkdtemp(prefix="edgeguardd-llama-", dir="/run")
     stage = Stage(options.program, options.model, directory, options.threads)
     try:
-        rest = await at_rest(stage, options.prompts)
+        rest = await at_rest(stage, options.prompts, None if options.minutes is None else 60.0 * options.minutes)
         limits = Limits(rest.needed_bytes + ROOM_BYTES, rest.needed_bytes + ROOM_BYTES)
         say(
             f"llama-server loads in {rest.load_s:.1f} s, needs {rest.needed_bytes / MIB:.0f} MiB at rest, and answers "

@@ -11,6 +11,7 @@ from tests.demo import guard
 # What llama-server can give back it gives back only by a restart, so that is asked at high and not at elevated,
 # where half of the callers in flight are tried first. It may take a drain and a load, which are no reason to ask
 # earlier (lead_ceiling): the gate is shut at once, and behind it nothing grows.
+TARGET = "llama"
 CONFIGURATION = """\
 state_directory = "{directory}/state"
 

@@ -10,7 +10,8 @@ import random
 import time
 from collections.abc import Callable
 
-from tests.llama import httpclient
+from edgeguardd.bridges.calls import AwayError, Http, Reply
+from edgeguardd.bridges.endpoint import Endpoint
 
 CALLERS = 2
 # A caller gives up after so many times what its prompt takes, beside the other caller's, when memory is plentiful.
@@ -20,6 +21,8 @@ REFUSED_WITHIN_S = 1.0
 # With the word that begins it, about 2,455 tokens of this model.
 PROMPT_WORDS = 2450
 ANSWER_TOKENS = 8
+# Who asks has a time limit of its own.
+FOR_EVER_S = 86_400.0
 # After an answer that nobody gave there is no word on when to come again.
 COME_AGAIN_S = 1.0
 COMMON = (
@@ -58,10 +61,13 @@ class Tally:
 
 
 class Load:
-    """CALLERS callers on one socket until the time is over; each then waits for its last answer."""
+    """CALLERS callers on one socket until the time is over or `enough` are answered; each waits for its last answer."""
 
-    def __init__(self, socket_path: str, seconds: float, timeout_s: float, said: Callable[[str], None]) -> None:
+    def __init__(
+        self, socket_path: str, seconds: float, timeout_s: float, said: Callable[[str], None], enough: int | None = None
+    ) -> None:
         self.tally = Tally()
+        self._enough = enough
         self._timeout_s = timeout_s
         self._socket_path = socket_path
         self._until = time.monotonic() + seconds
@@ -76,12 +82,16 @@ class Load:
 
     async def _call(self) -> None:
         number = next(self._numbers)
-        while time.monotonic() < self._until:
+        while not self._is_over():
             pause_s = await self.request(number)
             if pause_s is None:
                 number = next(self._numbers)
             else:
                 await asyncio.sleep(pause_s)
+
+    def _is_over(self) -> bool:
+        enough = self._enough is not None and len(self.tally.answered_s) >= self._enough
+        return enough or time.monotonic() >= self._until
 
     async def request(self, number: int) -> float | None:
         """One request. None: answered, go on at once; else how long to wait before asking again."""
@@ -93,22 +103,22 @@ class Load:
             self.tally.timed_out += 1
             self._said(f"prompt {number}: no answer in {self._timeout_s:.0f} s")
             return COME_AGAIN_S
-        except (OSError, EOFError) as error:
+        except AwayError as error:
             return self._lost(number, str(error))
         return self._take(number, answer, time.monotonic() - began)
 
-    def _take(self, number: int, answer: httpclient.Answer, took_s: float) -> float | None:
+    def _take(self, number: int, answer: Reply, took_s: float) -> float | None:
         match answer.status:
-            case 200 if answer.body["tokens_predicted"] == ANSWER_TOKENS:
+            case 200 if answer.field("tokens_predicted") == ANSWER_TOKENS:
                 self.tally.answered_s.append(took_s)
-                self.tally.prompt_tokens = max(self.tally.prompt_tokens, answer.body["tokens_evaluated"])
+                self.tally.prompt_tokens = max(self.tally.prompt_tokens, answer.field("tokens_evaluated"))
                 return None
             case 503:
                 # The gate says when to come again; a llama-server that loads its model does not.
                 self.tally.refused_s.append(took_s)
-                return float(answer.fields.get("retry-after", COME_AGAIN_S))
+                return float(answer.headers.get("retry-after", COME_AGAIN_S))
             case status:
-                return self._lost(number, f"status {status}: {answer.body}")
+                return self._lost(number, f"status {status}: {answer.text()}")
 
     def _lost(self, number: int, why: str) -> float:
         self.tally.lost += 1
@@ -116,10 +126,10 @@ class Load:
         return COME_AGAIN_S
 
 
-async def ask(socket_path: str, number: int) -> httpclient.Answer:
-    """Send the prompt of this number. Raises OSError or EOFError without a whole answer."""
+async def ask(socket_path: str, number: int) -> Reply:
+    """Send the prompt of this number. Raises AwayError without a whole answer."""
     content = {"prompt": prompt(number), "n_predict": ANSWER_TOKENS, "temperature": 0.0, "ignore_eos": True}
-    return await httpclient.ask(socket_path, "POST", "/completion", content)
+    return await Http(Endpoint("localhost", path=socket_path), within_s=FOR_EVER_S).ask("POST", "/completion", content)
 
 
 def prompt(number: int) -> str:

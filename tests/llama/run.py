@@ -19,9 +19,9 @@ from tests.demo import timeline
 from tests.demo.guard import socket_path
 from tests.demo.run import look_at
 from tests.demo.timeline import MIB, Limits
-from tests.llama.guard import Guard
+from tests.llama.guard import TARGET, Guard
 from tests.llama.load import CALLERS, LEAST_TIMEOUT_S, PATIENCE_FACTOR, Load, Tally, ask
-from tests.llama.server import Place, Server
+from tests.llama.server import ENVIRONMENT, PLACES, Place, Server
 from tests.support.cgroup import Cgroup
 
 LOOK_EVERY_S = 5.0
@@ -49,18 +49,25 @@ class Stage:
 class Rest:
     """What the server is like on this machine when nothing is short.
 
-    prompt_s is what each of CALLERS prompts takes side by side. A run lasts as long as `prompts` of them take.
+    prompt_s is what each of CALLERS prompts takes side by side. A run lasts as long as `prompts` of them take; or, if
+    `most_s` is given, until so many are answered or that time is over.
     """
 
     needed_bytes: int
     load_s: float
     prompt_s: float
     prompts: int
+    most_s: float | None = None
 
     @property
     def seconds(self) -> float:
         """How long callers go on asking."""
-        return self.prompts * self.prompt_s / CALLERS
+        return self.prompts * self.prompt_s / CALLERS if self.most_s is None else self.most_s
+
+    @property
+    def enough(self) -> int | None:
+        """How many answers end it before."""
+        return None if self.most_s is None else self.prompts
 
     @property
     def timeout_s(self) -> float:
@@ -101,7 +108,8 @@ class Run:
             cgroup.set(max=self._limits.max_bytes)
             async with self._bare(cgroup) if self._name == "bare" else self._guarded(cgroup) as socket:
                 self._began = time.monotonic()
-                load = Load(socket, self._rest.seconds, self._rest.timeout_s, self._event)
+                rest = self._rest
+                load = Load(socket, rest.seconds, rest.timeout_s, self._event, rest.enough)
                 self.result.tally = load.tally
                 watching = asyncio.create_task(self._watch(cgroup))
                 try:
@@ -138,20 +146,23 @@ class Run:
 
     @contextlib.asynccontextmanager
     async def _guarded(self, cgroup: Cgroup) -> AsyncIterator[str]:
-        """edgeguardd, and the bridge with the server behind it."""
+        """edgeguardd, and its bridge with the server as a child in the cgroup."""
         directory = self._stage.directory
         async with Guard(directory, cgroup.below_root, self._guard_said):
             place = self._stage.place(self._name, cgroup)
             gate = f"{directory}/gate.sock"
-            options = ["--program", place.program, "--model", place.model, "--cgroup", place.cgroup]
-            options += ["--upstream", place.socket, "--listen", gate, "--log", place.log]
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.llama.bridge", *options, "--threads", str(place.threads)),
-                stdout=asyncio.subprocess.PIPE,
-                env={**os.environ, "EDGEGUARDD_SOCKET": socket_path(directory)},
+                *(sys.executable, "-m", "edgeguardd.cli.edgeguardctl", "bridge", "llama-server"),
+                *("--url", f"unix:{place.socket}", "--listen", f"unix:{gate}", "--cgroup", cgroup.below_root),
+                *("--socket", socket_path(directory), "--target", TARGET, "--log-format", "json"),
+                # Twice as many callers as places wait no longer than they would for a refusal.
+                *("--places", str(PLACES), "--patience", "500ms", "--", *place.argv()),
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                env={**os.environ, **ENVIRONMENT},
             )
             opened = asyncio.Event()
-            reading = asyncio.create_task(self._read(process, opened))
+            reading = asyncio.create_task(self._read(process, place.log, opened))
             try:
                 await asyncio.wait_for(opened.wait(), OPEN_WITHIN_S)
                 yield gate
@@ -159,27 +170,34 @@ class Run:
                 await end(process)
                 await reading
 
-    async def _read(self, process: asyncio.subprocess.Process, opened: asyncio.Event) -> None:
-        assert process.stdout is not None
-        while line := await process.stdout.readline():
-            self._bridge_said(json.loads(line), opened)
+    async def _read(self, process: asyncio.subprocess.Process, log: str, opened: asyncio.Event) -> None:
+        """The bridge's lines; the others are its child's, and kept in the server's log."""
+        assert process.stderr is not None
+        with open(log, "ab") as file:  # noqa: ASYNC230 - a moment, in memory
+            while line := await process.stderr.readline():
+                try:
+                    said = json.loads(line)
+                except ValueError:
+                    file.write(line)
+                else:
+                    self._bridge_said(said, opened)
 
     def _bridge_said(self, said: dict[str, Any], opened: asyncio.Event) -> None:
         match said["event"]:
-            case "open":
+            case "bridge_ready":
                 opened.set()
-            case "restarted":
+            case "bridge_released":
+                shut_s = said["drain_s"] + said["release_s"]
                 self.result.restarts += 1
-                self.result.shut_s += said["shut_s"]
+                self.result.shut_s += shut_s
                 self._event(
-                    f"bridge: gate shut {said['shut_s']:.1f} s: drained in {said['drain_s']:.1f} s"
-                    f"{'' if said['drained'] else ' (NOT EMPTY)'}, loaded in {said['load_s']:.1f} s; "
-                    f"{said['freed_bytes'] / MIB:.0f} MiB given back"
+                    f"bridge: gate shut {shut_s:.1f} s: drained in {said['drain_s']:.1f} s, "
+                    f"restarted in {said['release_s']:.1f} s; {said['freed_bytes'] / MIB:.0f} MiB given back"
                 )
-            case "died":
-                self._event(f"bridge: llama-server is gone ({ending(said['status'])}); starting it again")
-            case other if not self._over and other != "ready":
-                self._event(f"bridge: {other}")
+            case "bridge_server_ended":
+                self._event(f"bridge: llama-server is gone ({ending(said['exit_status'])}); starting it again")
+            case other if not self._over:
+                self._event(f"bridge: {said.get('why', other)}")
 
     def _guard_said(self, text: str | None, level: str | None, _: int) -> None:
         """One thing of the daemon's log; when the load is through, what it says of the end is of no interest."""
@@ -209,7 +227,7 @@ class Run:
         return time.monotonic() - self._began
 
 
-async def at_rest(stage: Stage, prompts: int) -> Rest:
+async def at_rest(stage: Stage, prompts: int, most_s: float | None = None) -> Rest:
     """Measure: one load, and one prompt of each caller, without limits."""
     with Cgroup.fresh("llama-rest") as cgroup:
         server = Server(stage.place("rest", cgroup))
@@ -218,7 +236,7 @@ async def at_rest(stage: Stage, prompts: int) -> Rest:
             needed_bytes = server.needed_bytes()
             began = time.monotonic()
             await asyncio.gather(*(ask(server.place.socket, number) for number in range(CALLERS)))
-            return Rest(needed_bytes, load_s, time.monotonic() - began, prompts)
+            return Rest(needed_bytes, load_s, time.monotonic() - began, prompts, most_s)
         finally:
             await server.stop()
 

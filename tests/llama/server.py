@@ -1,6 +1,6 @@
-"""One llama-server in its cgroup: start it, tell when it answers, stop it, see when it is gone.
+"""One llama-server in its cgroup without a guard: start it, tell when it answers, stop it, see when it is gone.
 
-Must not: decide when. Upstream: bridge (guarded), run (bare). Downstream: the llama-server program, the cgroup.
+Must not: decide when. Upstream: run (bare). Downstream: the llama-server program, the cgroup.
 """
 
 import asyncio
@@ -10,7 +10,8 @@ import os
 import signal
 import time
 
-from tests.llama import httpclient
+from edgeguardd.bridges.calls import AwayError, Http
+from edgeguardd.bridges.endpoint import Endpoint
 
 # Long contexts for two at a time, as a small box would be set up; everything else is as the server comes. Its
 # prompt cache may then grow to 8 GiB.
@@ -27,6 +28,7 @@ ASK_EVERY_S = 0.1
 STOP_WITHIN_S = 5.0
 # memory.stat: what cannot be dropped for free.
 NEEDED_KEYS = ("anon", "shmem", "file_mapped", "slab_unreclaimable", "pagetables", "kernel_stack")
+HEALTH_WITHIN_S = 5.0
 
 
 class NotReadyError(Exception):
@@ -78,7 +80,7 @@ class Server:
             )
         try:
             async with asyncio.timeout(READY_WITHIN_S):
-                while not await httpclient.healthy(self.place.socket):
+                while not await healthy(self.place.socket):
                     if self._process.returncode is not None:
                         raise NotReadyError(f"llama-server ended with {self._process.returncode}: see {self.place.log}")
                     await asyncio.sleep(ASK_EVERY_S)
@@ -108,3 +110,12 @@ class Server:
         with open(f"{self.place.cgroup}/memory.stat") as file:
             figures = {key: int(value) for key, value in (line.split() for line in file)}
         return sum(figures.get(key, 0) for key in NEEDED_KEYS)
+
+
+async def healthy(socket: str) -> bool:
+    """Whether the server at this Unix socket says that its model is loaded."""
+    try:
+        reply = await Http(Endpoint("localhost", path=socket), within_s=HEALTH_WITHIN_S).ask("GET", "/health")
+    except AwayError:
+        return False
+    return reply.status == 200

@@ -47,6 +47,23 @@ def test_a_trim_below_the_release_level_erases_idle_slots_and_says_logical(tmp_p
     asyncio.run(scene())
 
 
+def test_a_trim_that_is_asked_for_again_gives_memory_back_whatever_the_level(tmp_path: Path) -> None:
+    """The one before has not helped, or edgeguardd would not ask; after a restore it begins anew."""
+
+    async def scene() -> None:
+        async with standing(tmp_path) as (bridged, _):
+            bridged.grow()
+            assert isinstance(await bridged.obey("trim_kv_cache", Level.ELEVATED), Logical)
+            assert isinstance(await bridged.obey("trim_kv_cache", Level.ELEVATED), Released)
+            bridged.grow()
+            assert isinstance(await bridged.obey("trim_kv_cache", Level.ELEVATED), Logical)
+            await bridged.obey("restore", **ALL)
+            assert isinstance(await bridged.obey("trim_kv_cache", Level.ELEVATED), Logical)
+            assert bridged.keeper.done == ["stop", "start"]
+
+    asyncio.run(scene())
+
+
 def test_a_busy_slot_is_left_alone_so_that_no_trim_waits_for_a_generation(tmp_path: Path) -> None:
     """The call would hang until the answer is through; ids are not guessed, as they wrap."""
 

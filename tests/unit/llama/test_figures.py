@@ -10,7 +10,6 @@ from edgeguardd.core import configparse
 from tests.llama import load
 from tests.llama.__main__ import ROWS, figures, verdict
 from tests.llama.guard import CONFIGURATION
-from tests.llama.httpclient import parse
 from tests.llama.load import Tally
 from tests.llama.run import Result
 
@@ -55,15 +54,6 @@ def test_each_row_of_the_table_has_its_figure() -> None:
     """Also when there was nothing to measure."""
     assert len(figures(Result("bare", Tally()))) == len(ROWS)
     assert len(figures(Result("bare", Tally(answered_s=[1.0], refused_s=[0.1])))) == len(ROWS)
-
-
-def test_an_answer_that_was_cut_short_is_none() -> None:
-    """A server that is killed in the middle has not answered."""
-    whole = b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"a": 12}'
-    assert parse(whole).body == {"a": 12}
-    for cut in (b"", whole[:10], whole[:-1]):
-        with pytest.raises(EOFError):
-            parse(cut)
 
 
 def test_the_configuration_is_one_that_edgeguardd_takes() -> None:

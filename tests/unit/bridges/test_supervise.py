@@ -1,0 +1,136 @@
+"""Stopping and starting a server's process, with real processes and a systemctl that writes down what it is asked."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgeguardd.bridges import supervise
+from edgeguardd.bridges.calls import ServerError
+from edgeguardd.bridges.supervise import ChildKeeper, CommandKeeper, UnitKeeper
+from tests.support.wait import soon
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+def script(path: Path, body: str) -> str:
+    """A program."""
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_unit_is_stopped_and_started_by_systemctl_and_asked_for_its_cgroup(tmp_path: Path) -> None:
+    """Waited for to the end, never through a shell; a unit's name cannot become an option."""
+
+    async def scene() -> None:
+        systemctl = script(tmp_path / "systemctl", f'echo "$@" >> {tmp_path}/asked; echo /system.slice/llama.service')
+        keeper = UnitKeeper("llama.service", [str(tmp_path / "absent"), systemctl])
+        await keeper.stop()
+        await keeper.start()
+        assert await keeper.cgroup() == "/system.slice/llama.service"
+        assert (tmp_path / "asked").read_text().splitlines() == [
+            "stop --no-ask-password -- llama.service",
+            "start --no-ask-password -- llama.service",
+            "show --no-ask-password --property=ControlGroup --value -- llama.service",
+        ]
+
+    asyncio.run(scene())
+
+
+def test_what_systemctl_refuses_is_told_in_its_words(tmp_path: Path) -> None:
+    """One sentence, whatever it prints."""
+    systemctl = script(tmp_path / "systemctl", 'printf "Unit llama.service\\nnot found.\\n" >&2; exit 5')
+    with pytest.raises(ServerError, match=r"ended with status 5 \(Unit llama.service not found\.\)"):
+        asyncio.run(UnitKeeper("llama.service", [systemctl]).stop())
+    with pytest.raises(ServerError, match=r"there is no /absent; give --start and --stop"):
+        asyncio.run(UnitKeeper("llama.service", ["/absent"]).stop())
+
+
+def test_the_operators_own_commands_are_run_as_they_are(tmp_path: Path) -> None:
+    """Without a shell: a semicolon is an argument like another."""
+    keeper = CommandKeeper([script(tmp_path / "stop", f'echo "$1" > {tmp_path}/said'), "a; b"], ["/absent/start"])
+    asyncio.run(keeper.stop())
+    assert (tmp_path / "said").read_text() == "a; b\n"
+    with pytest.raises(ServerError, match=r"cannot run /absent/start: No such file or directory"):
+        asyncio.run(keeper.start())
+
+
+def test_a_command_that_never_ends_is_ended(tmp_path: Path) -> None:
+    """And told."""
+    program = script(tmp_path / "hangs", f"echo $$ > {tmp_path}/pid; exec sleep 60")
+    with pytest.raises(ServerError, match=r"not within 0\.5 s"):
+        asyncio.run(supervise.run([program], within_s=0.5))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_child_is_stopped_and_started_again_when_it_ends_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end that was asked for starts nothing."""
+    monkeypatch.setattr(supervise, "RESTART_AFTER_S", 0.01)
+
+    async def scene() -> None:
+        ends: list[int] = []
+        stale = tmp_path / "sock"
+        stale.touch()
+        program = script(tmp_path / "server", f"echo $$ >> {tmp_path}/pids; exec sleep 60")
+        keeper = ChildKeeper([program], None, ends.append, str(stale))
+        await keeper.start()
+        await keeper.start()
+        pids = tmp_path / "pids"
+        await soon(lambda: pids.exists() and pids.read_text())
+        assert not stale.exists()
+        os.kill(int(pids.read_text()), 9)
+        await soon(lambda: len(pids.read_text().split()) == 2)
+        assert ends == [-9]
+        await keeper.stop()
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pids.read_text().split()[1]), 0)
+        await keeper.start()
+        await soon(lambda: len(pids.read_text().split()) == 3)
+        await keeper.stop()
+        assert ends == [-9]
+
+    asyncio.run(scene())
+
+
+def test_a_child_that_ignores_the_asking_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is what this is about."""
+    monkeypatch.setattr(supervise, "STOP_WITHIN_S", 0.05)
+
+    async def scene() -> None:
+        deaf = script(tmp_path / "deaf", f'trap "" TERM; touch {tmp_path}/up; while :; do sleep 0.05; done')
+        keeper = ChildKeeper([deaf], None, lambda _: None)
+        await keeper.start()
+        await soon((tmp_path / "up").exists)
+        await keeper.stop()
+        assert not keeper.running
+
+    asyncio.run(scene())
+
+
+def test_a_child_enters_its_cgroup_before_it_becomes_the_server(tmp_path: Path) -> None:
+    """Its first page counts there. A cgroup that is not there is told, and nothing runs outside it."""
+
+    async def scene() -> None:
+        procs = tmp_path / "cgroup.procs"
+        procs.touch()
+        ends: list[int] = []
+        server = script(tmp_path / "server", f"cp {procs} {tmp_path}/seen; exec sleep 60")
+        keeper = ChildKeeper([server], str(procs), ends.append)
+        await keeper.start()
+        await soon((tmp_path / "seen").exists)
+        assert (tmp_path / "seen").read_text() == "0"
+        await keeper.stop()
+        homeless = ChildKeeper([server], str(tmp_path / "absent" / "cgroup.procs"), ends.append)
+        await homeless.start()
+        await soon(lambda: ends == [126])
+        await homeless.stop()
+        with pytest.raises(ServerError, match=r"cannot start /absent: No such file or directory"):
+            await ChildKeeper(["/absent"], None, ends.append).start()
+
+    asyncio.run(scene())
