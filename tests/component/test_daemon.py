@@ -280,7 +280,7 @@ def test_a_full_log_does_not_stop_the_daemon(place: str, llm: FakeCgroup) -> Non
     with open("/dev/full", "wb") as full, start(place, start=False) as daemon:
         argv = [sys.executable, "-m", "edgeguardd", "run", "--config", daemon.config_path, "--http", "off"]
         daemon.process = subprocess.Popen(argv, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=full, stderr=full)
-        eventually(lambda: os.path.exists(daemon.socket_path))
+        eventually(daemon.listens)
         with Subscriber(daemon.socket_path, HELLO) as server:
             server.wait_for("welcome")
             llm.usage(950 * MIB)
