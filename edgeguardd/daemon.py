@@ -56,6 +56,7 @@ from edgeguardd.errors import ConfigError, EdgeguardError
 from edgeguardd.kernel import cgroupfs
 from edgeguardd.kernel.lastresort import LastResorts
 from edgeguardd.kernel.machine import Machine
+from edgeguardd.kernel.memlock import lock_memory
 from edgeguardd.kernel.relief import Relief
 from edgeguardd.kernel.targets import Targets
 from edgeguardd.logs import Output, get_logger
@@ -152,6 +153,7 @@ class Daemon:
         # What start-up made lives as long as the daemon: keep the collector from walking it in a crisis.
         gc.collect()
         gc.freeze()
+        locked = lock_memory()
         self.pages.ready = True
         self._tell_systemd_status()
         self.notifier.ready()
@@ -164,6 +166,7 @@ class Daemon:
             socket=self.config.socket.path,
             http=None if self.http is None else f"{self.config.http.address}:{self.http.port}",
             configuration=self._config_path,
+            memory_locked=locked,
         )
 
     async def stop(self) -> None:

@@ -15,6 +15,7 @@ from edgeguardd import __version__
 from edgeguardd.cli import common
 from edgeguardd.core.config import Config
 from edgeguardd.errors import ConfigError
+from edgeguardd.standins import without_openssl
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     # A machine-wide setting of some other program's: with it, the metrics library would keep figures in files there.
     for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
         os.environ.pop(name, None)
-    from edgeguardd import daemon, logs  # noqa: PLC0415 - 20 MiB and 0.3 s that only a running daemon is to pay
+    with without_openssl():
+        from edgeguardd import daemon, logs  # noqa: PLC0415 - 20 MiB and 0.3 s that only a running daemon is to pay
 
     output = logs.configure(config.log, sys.stderr)
     return daemon.run(config, load, common.config_path(args.config), output)

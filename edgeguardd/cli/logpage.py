@@ -39,8 +39,8 @@ SECTIONS: tuple[tuple[str, tuple[Row, ...]], ...] = (
             Row(
                 "started",
                 "info",
-                ("version", "pid", "targets", "socket", "http", "configuration"),
-                "It watches and listens.",
+                ("version", "pid", "targets", "socket", "http", "configuration", "memory_locked"),
+                "It watches and listens. Its memory is locked where it may: as root, or with `LimitMEMLOCK=infinity`.",
             ),
             Row("stopping", "info", ("signal",), "It was told to stop."),
             Row("stopped", "info", ("uptime_s",), "It has left nothing behind."),
@@ -235,6 +235,7 @@ FIELDS = {
     "http": "address:port, or null.",
     "judged_by": "What is judged instead.",
     "kept": "Which configuration is in force.",
+    "memory_locked": "Whether its own memory is locked, so that no page of it is ever waited for.",
     "kills": "How many.",
     "level": "The level now.",
     "listen": "Where the gate listens, or null.",

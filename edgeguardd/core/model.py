@@ -113,7 +113,7 @@ class Usage(Struct, frozen=True):
 
     needed_bytes is what cannot be dropped for free: anon + shmem + unreclaimable kernel memory + mapped file.
     It is None when memory.stat was cut or unreadable; then current_bytes is the only, pessimistic, figure.
-    refaults counts pages read again after they had been evicted; mapped_bytes is memory.stat's file_mapped;
+    refaulted_bytes counts what was read again after it had been evicted; mapped_bytes is memory.stat's file_mapped;
     psi_some_us is the running total of memory.pressure, None where the kernel has no PSI.
     """
 
@@ -124,7 +124,7 @@ class Usage(Struct, frozen=True):
     max_bytes: int | None
     swap_bytes: int | None = None
     swap_max_bytes: int | None = None
-    refaults: int | None = None
+    refaulted_bytes: int | None = None
     mapped_bytes: int | None = None
     psi_some_us: int | None = None
 

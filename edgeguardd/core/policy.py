@@ -35,9 +35,6 @@ COUNTER_LEVELS = (
     ("high", Level.HIGH, True),
 )
 
-# The kernel counts refaults in pages; on kernels with larger pages the rate is underestimated.
-PAGE_BYTES = 4096
-
 # Sample so often that a mark cannot be crossed unseen by more than this part of the way to it.
 SAMPLES_TO_MARK = 4
 
@@ -80,7 +77,7 @@ class Gauge(Struct):
     lead: Lead = field(default_factory=Lead)
     undercut_since: float | None = None
     # thrash
-    refaults: int | None = None
+    refaulted_bytes: int | None = None
     refault_bytes_per_s: float = 0.0
     refaulted_at: float = float("-inf")
     mapped_peak_bytes: int = 0
@@ -248,12 +245,12 @@ def _counter_level(delta: Counters, local: bool) -> tuple[Level, str] | None:
 def _learn_thrash(gauge: Gauge, own: Usage, elapsed_s: float, now: float) -> None:
     """Refaults and stall per second; mapped pages that are gone while they come back count as evicted, not as freed."""
     if elapsed_s >= SHORTEST_SPAN_S:
-        if own.refaults is not None and gauge.refaults is not None:
-            gauge.refault_bytes_per_s = max(0, own.refaults - gauge.refaults) * PAGE_BYTES / elapsed_s
+        if own.refaulted_bytes is not None and gauge.refaulted_bytes is not None:
+            gauge.refault_bytes_per_s = max(0, own.refaulted_bytes - gauge.refaulted_bytes) / elapsed_s
         if own.psi_some_us is not None and gauge.psi_us is not None:
             gauge.psi_ratio = max(0, own.psi_some_us - gauge.psi_us) / 1e6 / elapsed_s
-    if elapsed_s >= SHORTEST_SPAN_S or gauge.refaults is None:
-        gauge.refaults, gauge.psi_us = own.refaults, own.psi_some_us
+    if elapsed_s >= SHORTEST_SPAN_S or gauge.refaulted_bytes is None:
+        gauge.refaulted_bytes, gauge.psi_us = own.refaulted_bytes, own.psi_some_us
     if gauge.refault_bytes_per_s > 0:
         gauge.refaulted_at = now
     mapped_bytes = own.mapped_bytes or 0

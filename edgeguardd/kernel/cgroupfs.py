@@ -27,6 +27,8 @@ SWAP_MAX: Final = "memory.swap.max"
 # memory.stat of 6.18 has 2.6 KB, memory.events 80 bytes. A file that fills its read is cut at the last whole line.
 STAT_READ_BYTES = 16384
 READ_BYTES = 1024
+# memory.stat counts refaults in pages; kernels for ARM may have pages of 16 or 64 KiB.
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 MAX_PATH_CHARS = 4096
 # A container in a pod in a slice lies 6 deep, a kubelet in a container 12.
 MAX_DEPTH = 32
@@ -119,7 +121,7 @@ class Node:
             raise KernelError(f"cannot read {self._full_path}/{CURRENT}: no such file; enable the memory controller")
         high_bytes, max_bytes = self.limits()
         stat = self._spare(self._stat) or {}
-        needed_bytes = kernelfmt.needed_bytes(stat)
+        needed_bytes, refaults = kernelfmt.needed_bytes(stat), kernelfmt.refaults(stat)
         if needed_bytes is None and self.fault is None:
             self.fault = f"cannot use {self._full_path}/{STAT}: figures that needed bytes stand on are missing"
         return Usage(
@@ -130,7 +132,7 @@ class Node:
             max_bytes=max_bytes,
             swap_bytes=self._spare(lambda: self._figure(SWAP_CURRENT)),
             swap_max_bytes=self._spare(lambda: self._limit(SWAP_MAX)),
-            refaults=kernelfmt.refaults(stat),
+            refaulted_bytes=None if refaults is None else refaults * PAGE_BYTES,
             mapped_bytes=stat.get("file_mapped"),
             psi_some_us=self.pressure.some_us(),
         )

@@ -275,12 +275,23 @@ def test_a_target_that_comes_and_goes_is_followed(place: str, llm: FakeCgroup) -
             shutil.rmtree(late.path)
 
 
+def test_a_running_daemon_has_no_openssl(place: str, llm: FakeCgroup) -> None:
+    """Megabytes that a box under pressure does not have, for a protocol that none of its sockets speaks."""
+    with start(place) as daemon:
+        assert daemon.status()["targets"]
+        with open(f"/proc/{daemon.pid}/maps") as file:
+            mapped = file.read()
+        assert "libpython" in mapped or "python3" in mapped
+        assert "libcrypto" not in mapped
+        assert "libssl" not in mapped
+
+
 def test_a_full_log_does_not_stop_the_daemon(place: str, llm: FakeCgroup) -> None:
     """Standard error on a full disk: lines are dropped and counted, commands go out."""
     with open("/dev/full", "wb") as full, start(place, start=False) as daemon:
         argv = [sys.executable, "-m", "edgeguardd", "run", "--config", daemon.config_path, "--http", "off"]
         daemon.process = subprocess.Popen(argv, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=full, stderr=full)
-        eventually(lambda: os.path.exists(daemon.socket_path))
+        eventually(daemon.listens)
         with Subscriber(daemon.socket_path, HELLO) as server:
             server.wait_for("welcome")
             llm.usage(950 * MIB)

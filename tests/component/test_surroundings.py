@@ -76,7 +76,7 @@ def works(daemon: Daemon) -> None:
 def test_closed_standard_streams_change_nothing(daemon: Daemon, closed: str) -> None:
     """It works, ends with 0, and no socket of its own gets the number of standard output or error."""
     start(daemon, after=closed)
-    eventually(lambda: os.path.exists(daemon.socket_path))
+    eventually(daemon.listens)
     for fd in (0, 1, 2):
         assert not os.readlink(f"/proc/{daemon.pid}/fd/{fd}").startswith(("socket:", "anon_inode:"))
     works(daemon)

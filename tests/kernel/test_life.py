@@ -86,6 +86,11 @@ def test_kill_9_of_daemon_and_subscriber_leaves_nothing_changed(cgroup: Cgroup, 
         daemon.kill()
         assert [cgroup.read(name) for name in limits] == before
         daemon.start()
+        assert daemon.facts("started")[-1]["memory_locked"] is True
+        with open(f"/proc/{daemon.pid}/status") as file:
+            figures = dict(line.split(":", 1) for line in file if ":" in line)
+        # As touched, not as mapped: what is locked is what was resident all the same.
+        assert 0 < int(figures["VmRSS"].split()[0]) <= 32 * 1024 < int(figures["VmLck"].split()[0])
         assert daemon.stop() == 0
     assert [cgroup.read(name) for name in limits] == before
     assert not os.path.exists(daemon.socket_path)

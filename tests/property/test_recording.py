@@ -72,7 +72,14 @@ FACTS: st.SearchStrategy[Event] = st.one_of(
             Sample(
                 name,
                 (
-                    usage(f"/{name}", mib, high, refaults=refaults, mapped_bytes=refaults * MIB, psi_some_us=refaults),
+                    usage(
+                        f"/{name}",
+                        mib,
+                        high,
+                        refaulted_bytes=refaults * 4096,
+                        mapped_bytes=refaults * MIB,
+                        psi_some_us=refaults,
+                    ),
                     usage("/", mib + 100, None, 1500),
                 ),
             )

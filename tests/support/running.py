@@ -85,6 +85,11 @@ class Daemon:
         assert self.process is not None
         return self.process.pid
 
+    def listens(self) -> bool:
+        """Whether the socket takes connections; its file is there a moment before."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
+            return asked.connect_ex(self.socket_path) == 0
+
     def kill(self) -> None:
         """kill -9. What it has not written by then cannot be replayed."""
         assert self.process is not None
@@ -168,7 +173,11 @@ class Subscriber:
         self.lines: list[tuple[float, dict[str, Any]]] = []
         self.ack = ack
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.connect(path)
+        try:
+            self.socket.connect(path)
+        except OSError:
+            self.socket.close()
+            raise
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         if hello is not None:

@@ -450,7 +450,7 @@ def test_a_sample_takes_less_than_a_hundred_bytes(tmp_path: Path) -> None:
         begun = one.recorder.stats.bytes
         for number in range(500):
             figures = {
-                "refaults": number * 3,
+                "refaulted_bytes": number * 3 * 4096,
                 "mapped_bytes": 1 << 30,
                 "psi_some_us": 5_000_000 + number * number % 911,
             }

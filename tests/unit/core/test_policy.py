@@ -153,12 +153,12 @@ def thrash(script: Script, mapped_mib: float, anon_mib: float, refaults: int, se
     """The target's limit is full; so many pages are refaulted a second."""
     for _ in range(int(seconds * 10)):
         script.now += 0.1
-        script.refaults = getattr(script, "refaults", 0) + refaults // 10  # type: ignore[attr-defined]
+        refaulted_bytes = script.target.gauge.refaulted_bytes or 0
         own = usage(
             "/llm",
             mapped_mib + anon_mib,
             current_bytes=990 * MIB,
-            refaults=script.refaults,  # type: ignore[attr-defined]
+            refaulted_bytes=refaulted_bytes + refaults // 10 * 4096,
             mapped_bytes=int(mapped_mib * MIB),
         )
         script.do(SampleTaken(Sample("llm", (own,))))

@@ -53,7 +53,11 @@ def test_figures_come_from_all_files(opened: Opened) -> None:
     assert usage.path == "/job"
     assert (usage.current_bytes, usage.needed_bytes) == (80 * MIB, 30 * MIB)
     assert (usage.high_bytes, usage.max_bytes) == (80 * MIB, 100 * MIB)
-    assert (usage.swap_bytes, usage.swap_max_bytes, usage.refaults) == (4096, None, 3)
+    assert (usage.swap_bytes, usage.swap_max_bytes, usage.refaulted_bytes) == (
+        4096,
+        None,
+        3 * os.sysconf("SC_PAGE_SIZE"),
+    )
 
 
 def test_every_reading_is_a_fresh_one(opened: Opened) -> None:
