@@ -16,6 +16,12 @@ from edgeguardd.bridges.calls import Http, ServerError
 from edgeguardd.bridges.supervise import Keeper
 
 POLL_S = 0.25
+# Of the time that an operation has, so that what is said in the end is what was waited for, not only that it was long.
+UNTIL_SHARE = 0.9
+
+
+class UndoneError(ServerError):
+    """It did not work, and everything is as it was before."""
 
 
 class Look(Struct, frozen=True):
@@ -26,6 +32,8 @@ class Look(Struct, frozen=True):
     trims     trim() gives something up while requests run
     releases  release() gives memory back, once nobody is inside
     unloads   unload() and load() work
+    parks     park() gives up what only running requests need, for as long as none may run; load() brings it back
+    on_device its memory is the GPU's, which its cgroup does not show: that nothing leaves the cgroup proves nothing
     reduces   reduce() lowers a live limit of the server's own; else the gate's places do it
     cannot    what is not possible with the flags that were found, a sentence each, with the remedy
     """
@@ -35,6 +43,8 @@ class Look(Struct, frozen=True):
     trims: bool = False
     releases: bool = False
     unloads: bool = False
+    parks: bool = False
+    on_device: bool = False
     reduces: bool = False
     cannot: tuple[str, ...] = ()
 
@@ -54,6 +64,10 @@ class Server(abc.ABC):
         self.options = options
         self.keeper = keeper
         self.patience_s = patience_s
+        # What release() has unloaded and not loaded again yet.
+        self.out: tuple[str, ...] | None = None
+        # The cgroup.procs file of the server's cgroup, once it is known.
+        self.procs_file: Callable[[], str | None] = lambda: None
 
     @abc.abstractmethod
     async def look(self) -> Look:
@@ -66,6 +80,16 @@ class Server(abc.ABC):
     async def release(self) -> None:
         """Give memory back to the kernel and be ready again. The gate is shut and nobody inside."""
         raise ServerError(f"cannot have {self.name} give memory back")
+
+    async def reload(self) -> None:
+        """A release() of those that have to unload for it; what does not come back stays in `out`."""
+        self.out = await self.unload()
+        await self.load(self.out)
+        self.out = None
+
+    async def park(self) -> tuple[str, ...]:
+        """Give up the KV cache or the like until load(). Returns what load() needs. The gate is shut, nobody inside."""
+        raise ServerError(f"cannot park {self.name}'s cache")
 
     async def unload(self) -> tuple[str, ...]:
         """Take all models out of memory and verify it. Returns what load() needs. The gate is shut."""
@@ -84,10 +108,11 @@ class Server(abc.ABC):
         return None
 
     async def until(self, condition: Callable[[], Awaitable[bool]], what: str, poll_s: float = POLL_S) -> None:
-        """Poll a condition until it holds. Raises ServerError after patience_s: "cannot say that {what}"."""
+        """Poll a condition until it holds. Raises ServerError when it takes too long: "cannot say that {what}"."""
+        limit_s = UNTIL_SHARE * self.patience_s
         try:
-            async with asyncio.timeout(self.patience_s):
+            async with asyncio.timeout(limit_s):
                 while not await condition():  # noqa: ASYNC110 - it is another process's state
                     await asyncio.sleep(poll_s)
         except TimeoutError:
-            raise ServerError(f"cannot say that {what}: not within {self.patience_s:g} s; see the server") from None
+            raise ServerError(f"cannot say that {what}: not within {limit_s:g} s; see the server") from None

@@ -1,6 +1,7 @@
 """What edgeguardd's commands do to one server and the gate before it; the same for every server.
 
-    trim_kv_cache     the server's own trim; from `release_from` on, or asked again: shut, drain, release, verify, open
+    trim_kv_cache     the server's own trim; from `release_from` on, or asked again: shut, drain, release, verify, open;
+                      where the server can park what only running requests need, that, while requests are refused
     reduce_batch      fewer places, or the server's own limit
     reject_requests   shut
     unload_model      shut, drain, unload, verify
@@ -19,8 +20,8 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from edgeguardd.bridges.base import Look, Server
-from edgeguardd.bridges.calls import AwayError, ServerError
+from edgeguardd.bridges.base import Look, Server, UndoneError
+from edgeguardd.bridges.calls import AwayError, RefusedError, ServerError
 from edgeguardd.bridges.figures import Figures
 from edgeguardd.bridges.places import Places
 from edgeguardd.bridges.taken import Taken
@@ -73,6 +74,8 @@ class Bridge:
         self._wants_model = True
         self._out: tuple[str, ...] | None = None
         self._rejecting = False
+        # Out is what the server parked, and only for as long as requests are refused.
+        self._parked = False
         self._ratio = 1.0
         # A trim that cost nothing has been tried since the last restore: edgeguardd asks again only if it did not help.
         self._tried_softly = False
@@ -86,7 +89,7 @@ class Bridge:
         }
         if self.look.reduces or self._settings.external or self.full_places is not None:
             found["reduce_batch"] = self.reduce_batch
-        if self.look.trims or self.look.releases:
+        if self.look.trims or self.look.releases or self.look.parks:
             found["trim_kv_cache"] = self.trim
         if self.look.unloads:
             found["unload_model"] = self.unload
@@ -104,7 +107,7 @@ class Bridge:
         if at_rest:
             self._rest_bytes = self._figures.needed_bytes()
         left = self._taken.read()
-        if left is not None and look.unloads:
+        if left is not None and (look.unloads or look.parks):
             self._out = left
             self._places.shut("unloaded", "the model is out of memory")
             await self._bring_back()
@@ -125,6 +128,9 @@ class Bridge:
         """Give memory back: what costs nothing first, then what costs those who come a moment of refusal."""
         if self._out is not None or not self._wants_model:
             return NoEffect()
+        if self.look.parks and self._rejecting and command.level >= self._settings.release_from:
+            async with self._working:
+                return await self._park()
         before = self._figures.needed_bytes()
         trimmed = await self._trim_softly()
         if not self._is_release_due(command, before):
@@ -172,8 +178,8 @@ class Bridge:
             self._apply_ratio()
         if wanted.accept_requests is not None:
             self._reject(not wanted.accept_requests)
-        if wanted.model_loaded:
-            self._wants_model = True
+        if wanted.model_loaded or self._parked:
+            self._wants_model = self._wants_model or bool(wanted.model_loaded)
             self._places.notify()
             async with self._working:
                 await self._bring_back()
@@ -184,6 +190,7 @@ class Bridge:
     async def close(self) -> None:
         """The bridge ends: what it has taken out of memory comes back, as far as that works."""
         self._wants_model = True
+        self._parked = False
         async with self._working:
             await self._bring_back()
 
@@ -195,7 +202,14 @@ class Bridge:
         await self._drain(lambda: not self._wants_model, cut=False)
         self._give_up_unless(self._wants_model)
         drained = time.monotonic()
-        await self._within(self.server.release(), "release memory")
+        # As for an unload: a bridge that dies in the middle is followed by one that brings everything back.
+        self._taken.write(())
+        try:
+            await self._within(self.server.release(), "release memory")
+        except ServerError:
+            self._keep_out(self.server.out)
+            raise
+        self._taken.clear()
         self._tried_softly = False
         after = self._rest_bytes = self._figures.needed_bytes()
         freed = _freed(before, after)
@@ -207,7 +221,46 @@ class Bridge:
             drain_s=round(drained - began, 3),
             release_s=round(ended - drained, 3),
         )
-        return _verified(freed, before, after)
+        return self._verified(freed, before, after)
+
+    def _keep_out(self, out: tuple[str, ...] | None) -> None:
+        """What a release could not load again is out until it is restored: requests would only fail."""
+        self._out, self.server.out = out, None
+        if out is None:
+            self._taken.clear()
+            return
+        self._taken.write(out)
+        self._places.shut("unloaded", "the model is out of memory")
+
+    async def _park(self) -> Result:
+        if self._out is not None:
+            return NoEffect()
+        before = self._figures.needed_bytes()
+        began = time.monotonic()
+        await self._drain(lambda: not self._may_park, cut=False)
+        self._give_up_unless(self._may_park)
+        self._places.shut("parked", "memory is short")
+        self._taken.write(())
+        self._out, self._parked = (), True
+        try:
+            self._out = await self._within(self.server.park(), "park its cache")
+        except (RefusedError, UndoneError):
+            # Everything is where it was. What became of one that does not answer, restore sets right.
+            self._out, self._parked = None, False
+            self._taken.clear()
+            self._places.open("parked")
+            raise
+        self._taken.write(self._out)
+        after = self._figures.needed_bytes()
+        freed = _freed(before, after)
+        took_s = round(time.monotonic() - began, 3)
+        log.info("bridge_parked", server=self.server.name, freed_bytes=freed, took_s=took_s)
+        return self._verified(freed, before, after)
+
+    @property
+    def _may_park(self) -> bool:
+        """Nothing needs the cache while nobody is let in."""
+        return self._rejecting and self._wants_model
 
     async def _unload(self) -> Result:
         self._give_up_unless(not self._wants_model)
@@ -224,17 +277,21 @@ class Bridge:
         freed = _freed(before, after)
         took_s = round(time.monotonic() - began, 3)
         log.info("bridge_unloaded", server=self.server.name, freed_bytes=freed, drained=drained, took_s=took_s)
-        return _verified(freed, before, after)
+        return self._verified(freed, before, after)
 
     async def _bring_back(self) -> None:
         self._give_up_unless(self._wants_model)
+        if self._out is not None and self._parked and self._rejecting:
+            self._places.open("unloaded")
+            return  # for as long as requests are refused, it stays parked
         if self._out is not None:
             began = time.monotonic()
             await self._within(self.server.load(self._out), "load")
-            self._out = None
+            self._out, self._parked = None, False
             self._taken.clear()
             self._rest_bytes = self._figures.needed_bytes()
             log.info("bridge_loaded", server=self.server.name, took_s=round(time.monotonic() - began, 3))
+        self._places.open("parked")
         self._places.open("unloaded")
 
     async def _drain(self, unless: Callable[[], bool], *, cut: bool) -> bool:
@@ -296,6 +353,16 @@ class Bridge:
             return True
         return before >= self._rest_bytes + self._settings.worth_bytes
 
+    def _verified(self, freed: int | None, before: int | None, after: int | None) -> Result:
+        """What was measured, as the answer; None where that cannot be. Raises ServerError where nothing left."""
+        if freed is None or (freed <= 0 and self.look.on_device):
+            return None
+        if freed <= 0:
+            raise ServerError(
+                f"cannot say that memory was released: {before} bytes were needed before and {after} after"
+            )
+        return Released(freed)
+
     def _reject(self, on: bool) -> None:
         self._rejecting = on
         if on:
@@ -314,12 +381,3 @@ def _share(ratio: float | None) -> float:
 
 def _freed(before: int | None, after: int | None) -> int | None:
     return None if before is None or after is None else before - after
-
-
-def _verified(freed: int | None, before: int | None, after: int | None) -> Result:
-    """What was measured as the answer. Raises ServerError where nothing left; None where nothing can be measured."""
-    if freed is None:
-        return None
-    if freed <= 0:
-        raise ServerError(f"cannot say that memory was released: {before} bytes were needed before and {after} after")
-    return Released(freed)

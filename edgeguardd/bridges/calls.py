@@ -8,6 +8,7 @@ import asyncio
 import os
 import ssl
 import urllib.parse
+from collections.abc import Sequence
 from typing import Any
 
 import h11
@@ -23,6 +24,9 @@ MAX_ANSWER_BYTES = 8 * 1024 * 1024
 MAX_SAID_CHARS = 200
 PIECE_BYTES = 65536
 CALL_WITHIN_S = 5.0
+
+
+Fields = Sequence[tuple[str, str]]
 
 
 class ServerError(EdgeguardError):
@@ -86,13 +90,21 @@ class Http:
         """A POST of JSON (None: without a body) that has to answer 2xx. Raises AwayError, RefusedError."""
         return expect_ok(await self.ask("POST", path, content, within_s=within_s))
 
-    async def ask(self, method: str, path: str, content: Any = None, *, within_s: float | None = None) -> Reply:
-        """Any call; the answer, whatever its status. Raises AwayError."""
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        content: Any = None,
+        *,
+        within_s: float | None = None,
+        fields: Fields = (),
+    ) -> Reply:
+        """Any call, with more header fields if need be; the answer, whatever its status. Raises AwayError."""
         asked = f"{method} {path}"
         limit_s = self.within_s if within_s is None else within_s
         try:
             async with asyncio.timeout(limit_s):
-                return await self._exchange(asked, method, path, content)
+                return await self._exchange(asked, self._request(method, path, content, fields))
         except TimeoutError:
             raise AwayError(f"cannot {asked} at {self.at}: no answer within {limit_s:g} s; see the server") from None
         except OSError as error:
@@ -101,19 +113,19 @@ class Http:
         except h11.ProtocolError as error:
             raise AwayError(f"cannot {asked} at {self.at}: {error}; is that an HTTP server?") from None
 
-    async def _exchange(self, asked: str, method: str, path: str, content: Any) -> Reply:
+    async def _exchange(self, asked: str, events: list[h11.Event]) -> Reply:
         reader, writer = await connect(self.at)
         try:
             connection = h11.Connection(h11.CLIENT)
-            for event in self._request(method, path, content):
+            for event in events:
                 writer.write(connection.send(event) or b"")
             return await _answer(connection, reader, asked)
         finally:
             writer.close()
 
-    def _request(self, method: str, path: str, content: Any) -> list[h11.Event]:
+    def _request(self, method: str, path: str, content: Any, more: Fields) -> list[h11.Event]:
         body = b"" if content is None else msgspec.json.encode(content)
-        fields = [("Host", self.at.authority), ("Connection", "close"), ("Accept", "application/json")]
+        fields = [("Host", self.at.authority), ("Connection", "close"), ("Accept", "application/json"), *more]
         if content is not None:
             fields.append(("Content-Type", "application/json"))
         if method != "GET":

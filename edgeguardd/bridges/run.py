@@ -87,6 +87,7 @@ class _Scene:
         kind = getattr(importlib.import_module(f"edgeguardd.bridges.{row.module}"), row.server)
         http = Http(args.url, within_s=args.call_within, key=_key(args.api_key_file))
         self._server: Server = kind(http, args, self._keeper, args.within)
+        self._server.procs_file = self._figures.procs_file
         settings = Settings(
             places=args.places,
             drain_s=args.drain,

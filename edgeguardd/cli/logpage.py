@@ -214,6 +214,12 @@ SECTIONS: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 ("server", "freed_bytes", "drained", "took_s"),
                 "The model is out of memory until restored.",
             ),
+            Row(
+                "bridge_parked",
+                "info",
+                ("server", "freed_bytes", "took_s"),
+                "What only running requests need is out of memory for as long as requests are refused.",
+            ),
             Row("bridge_loaded", "info", ("server", "took_s"), "The model is back, and the gate may open."),
             Row("bridge_server_ended", "warning", ("exit_status",), "The child ended by itself; it is started again."),
         ),

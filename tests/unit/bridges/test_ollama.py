@@ -122,7 +122,7 @@ def test_a_runner_that_does_not_end_is_told_and_the_gate_opens(tmp_path: Path) -
         async with standing(tmp_path, "gemma:2b", settings=Settings(patience_s=0.1)) as (bridged, server):
             bridged.grow()
             server.may_end.clear()
-            with pytest.raises(ServerError, match=r"gemma:2b left memory: not within 0\.1 s|did release memory"):
+            with pytest.raises(ServerError, match=r"gemma:2b left memory: not within 0\.09 s"):
                 await bridged.obey("trim_kv_cache")
             assert bridged.places.shut_by == ()
             server.may_end.set()
