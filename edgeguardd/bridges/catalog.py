@@ -34,6 +34,23 @@ class Row(Struct, frozen=True):
 
 MODEL = Option("model", "NAME", "unload only this model; may be given again (default: all that are loaded)", many=True)
 
+UNLOAD = Option(
+    "unload",
+    "WHAT",
+    "what unload_model takes out: all, or the KV cache alone (default: all)",
+    default="all",
+    choices=("all", "kv_cache"),
+)
+INSTANCES = Option(
+    "instances",
+    "HOW",
+    "what reduce_batch lowers: gate, the gate's places; live, instance_group counts in place, for which each model is "
+    "loaded anew at the start, beside itself for a moment (default: gate)",
+    default="gate",
+    choices=("gate", "live"),
+)
+CONFIG = Option("config", "FILE", "the configuration file that OVMS was started with; unloading needs it")
+
 SERVERS: dict[str, Row] = {
     "llama-server": Row(
         "llama",
@@ -48,6 +65,47 @@ SERVERS: dict[str, Row] = {
         "OllamaServer",
         "http://127.0.0.1:11434",
         "Ollama: unloads models by keep_alive 0.",
+        options=(MODEL,),
+    ),
+    "vllm": Row(
+        "vllm",
+        "VllmServer",
+        "http://127.0.0.1:8000",
+        "vLLM with VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode: parks its KV cache, sleeps at level 2.",
+        options=(UNLOAD,),
+    ),
+    "sglang": Row(
+        "sglang",
+        "SglangServer",
+        "http://127.0.0.1:30000",
+        "SGLang with --enable-memory-saver: parks its KV cache, and lets its weights go.",
+        options=(UNLOAD,),
+    ),
+    "trtllm": Row(
+        "trtllm",
+        "TrtllmServer",
+        "http://127.0.0.1:8000",
+        "TensorRT-LLM's trtllm-serve with --enable_sleep_mode: parks its KV cache.",
+    ),
+    "triton": Row(
+        "triton",
+        "TritonServer",
+        "http://127.0.0.1:8000",
+        "Triton with --model-control-mode=explicit: unloads models, and can lower their instance counts in place.",
+        options=(MODEL, INSTANCES),
+    ),
+    "ovms": Row(
+        "ovms",
+        "OvmsServer",
+        "http://127.0.0.1:8000",
+        "OpenVINO Model Server with a configuration file: unloads models by taking them out of it.",
+        options=(CONFIG,),
+    ),
+    "localai": Row(
+        "localai",
+        "LocalAiServer",
+        "http://127.0.0.1:8080",
+        "LocalAI: stops its models' processes, and sees that they are gone.",
         options=(MODEL,),
     ),
 }
