@@ -12,15 +12,15 @@ How to add a server
 1. A row in catalog.SERVERS: its word on the command line, its module, the default URL, and the options of its own.
 2. A module `edgeguardd/bridges/NAME.py` with one subclass of `base.Server` named like the row says::
 
-       class VllmServer(Server):
+       class SomeServer(Server):
            harmless = frozenset({"/health", "/metrics", "/v1/models"})   # GETs that cost nothing and wake nothing
 
            async def look(self) -> Look:          # at start, and again when the server comes back
                version = (await self.http.get("/version")).field("version")
-               return Look(version, trims=True, releases=sleep, unloads=sleep, cannot=("free …: start it with …",))
+               return Look(version, trims=True, releases=True, unloads=True, cannot=("cannot …: …; start it with …",))
 
            async def trim(self) -> None:          # while requests run: must disturb none of them. Acked `logical`
-               await self.http.post("/reset_prefix_cache")
+               await self.http.post("/forget")
 
            async def release(self) -> None:       # gate shut, nobody inside: give memory back, and be ready again
                ...
@@ -32,10 +32,12 @@ How to add a server
                ...
 
    Leave out what the server cannot do, and say so in Look.cannot, one sentence each ("cannot …: …; remedy").
-   Optional: `reduce(ratio)` with Look(reduces=True) where the server has a live limit of its own, and `running()` for
-   an external gate.
-3. A stand-in in tests/support, on standin.StandIn, that behaves as the real server does, busy, slow and down; tests
-   in tests/unit/bridges with support.bridged.Bridged (gate, cgroup, commands by hand), as test_llama.py has them.
+   Optional: `reduce(ratio)` with Look(reduces=True) where the server has a live limit of its own, `running()` for an
+   external gate, `reload()` as the release of one that has to unload for it, and `park()` with Look(parks=True) for what
+   only running requests need: it stays out for as long as requests are refused, and load() brings it back.
+   Look(on_device=True) where memory is a GPU's, which no cgroup shows.
+3. A stand-in in tests/support/standins, that behaves as the real server does, busy, slow and down; tests in
+   tests/unit/bridges, with support.bridging.Bridged, and a line in test_servers.py for what holds for all of them.
 4. A row in docs/how-to/bridges.md.
 
 What a server's file gets (see base.Server): `self.http` (calls.Http), `self.options` (the options of its row),
@@ -43,7 +45,7 @@ What a server's file gets (see base.Server): `self.http` (calls.Http), `self.opt
 `self.patience_s` (how long an unload or a load may take; poll with `self.until(condition, what)`).
 
 What becomes of a command: a trim calls trim() at once, and from --release-from on also shut → drain → release() → open;
-an unload is shut → drain → unload(), a restore load() → open. Bytes are measured before and after in the server's
+an unload is shut → drain → unload(), a restore load() → open. While requests are refused a trim is drain → park(). Bytes are measured before and after in the server's
 cgroup (--unit or --cgroup): an operation after which nothing left fails. So raise nothing and return nothing to say
 "done"; say what did not work by raising.
 

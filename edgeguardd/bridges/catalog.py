@@ -49,7 +49,7 @@ INSTANCES = Option(
     default="gate",
     choices=("gate", "live"),
 )
-CONFIG = Option("config", "FILE", "the configuration file that OVMS was started with; unloading needs it")
+CONFIG = Option("config-path", "FILE", "the configuration file that OVMS was started with; unloading needs it")
 
 SERVERS: dict[str, Row] = {
     "llama-server": Row(

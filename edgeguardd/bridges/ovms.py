@@ -33,13 +33,13 @@ RELOAD, STATUS = "/v1/config/reload", "/v1/config"
 # tensorflow_serving.apis.ModelVersionStatus.State, which OVMS shares.
 AVAILABLE, END = "AVAILABLE", "END"
 
-NO_FILE = "cannot unload models: OVMS unloads what its configuration file no longer names; give --config FILE"
+NO_FILE = "cannot unload models: OVMS unloads what its configuration file no longer names; give --config-path FILE"
 NO_LIMIT = (
     "cannot lower nireq while OVMS runs without loading the model again; the gate's places do that: give --places"
 )
 OTHER_FILE = (
-    "cannot unload models: OVMS still serves what the file no longer names; give --config the file that it was started "
-    "with (--config_path), which has to be the same file here"
+    "cannot unload models: OVMS still serves what the file no longer names; give --config-path the file that it was "
+    "started with (--config_path), which has to be the same file here"
 )
 
 
@@ -54,7 +54,7 @@ class OvmsServer(Server):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._file = None if self.options.config is None else OvmsFile(self.options.config)
+        self._file = None if self.options.config_path is None else OvmsFile(self.options.config_path)
 
     async def look(self) -> Look:
         """By /v2 and /v1/config, and by whether the file can be replaced."""

@@ -64,11 +64,11 @@ class OvmsFile:
                 raw = file.read(MAX_FILE_BYTES)
             tree = json.loads(raw)
         except OSError as error:
-            raise ServerError(f"cannot read {path}: {error.strerror}; correct --config") from None
+            raise ServerError(f"cannot read {path}: {error.strerror}; correct --config-path") from None
         except (ValueError, RecursionError):
-            raise ServerError(f"cannot use {path}: it is no JSON; correct it, or --config") from None
+            raise ServerError(f"cannot use {path}: it is no JSON; correct it, or --config-path") from None
         if not isinstance(tree, dict) or not all(isinstance(tree.get(name, []), list) for name in LISTS):
-            raise ServerError(f"cannot use {path}: it is no configuration of OVMS; correct --config")
+            raise ServerError(f"cannot use {path}: it is no configuration of OVMS; correct --config-path")
         return raw, tree
 
     def _write(self, path: str, raw: bytes) -> None:

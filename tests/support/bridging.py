@@ -51,7 +51,7 @@ class Bridged:
         **options: Any,
     ) -> None:
         row = catalog.SERVERS[name]
-        defaults = {option.name: option.default for option in row.options}
+        defaults = {option.name.replace("-", "_"): option.default for option in row.options}
         kind = getattr(importlib.import_module(f"edgeguardd.bridges.{row.module}"), row.server)
         http = standin.http(call_within_s)
         self.server: Server = kind(http, argparse.Namespace(**{**defaults, **options}), None, patience_s)

@@ -44,7 +44,7 @@ def run(tmp_path: Path, test: Callable[[Ovms, Path], Awaitable[None]], text: str
 async def found(server: Ovms, path: Path | None, **options: Any) -> Bridged:
     """A bridge that measures what the stand-in holds."""
     config = None if path is None else str(path)
-    return await Bridged("ovms", server, needed=lambda: server.resident_bytes, config=config, **options).found()
+    return await Bridged("ovms", server, needed=lambda: server.resident_bytes, config_path=config, **options).found()
 
 
 def written(path: Path) -> str:
@@ -227,7 +227,7 @@ def test_without_the_file_it_says_so(tmp_path: Path) -> None:
 
     async def test(server: Ovms, _: Path) -> None:
         bridged = await found(server, None)
-        assert "--config FILE" in bridged.look.cannot[0]
+        assert "--config-path FILE" in bridged.look.cannot[0]
         assert set(bridged.bridge.handlers()) == {"reject_requests", "restore"}
         assert server.done() == []
 

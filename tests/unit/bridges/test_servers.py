@@ -53,7 +53,7 @@ def options_of(name: str, directory: Path) -> dict[str, Any]:
         return {}
     config = directory / "config.json"
     config.write_text(json.dumps({"model_config_list": [{"config": {"name": "m", "base_path": "/m"}}]}))
-    return {"config": str(config)}
+    return {"config_path": str(config)}
 
 
 @contextlib.asynccontextmanager
