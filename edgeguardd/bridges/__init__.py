@@ -33,8 +33,8 @@ How to add a server
 
    Leave out what the server cannot do, and say so in Look.cannot, one sentence each ("cannot …: …; remedy").
    Optional: `reduce(ratio)` with Look(reduces=True) where the server has a live limit of its own, `running()` for an
-   external gate, `reload()` as the release of one that has to unload for it, and `park()` with Look(parks=True) for what
-   only running requests need: it stays out for as long as requests are refused, and load() brings it back.
+   external gate, `reload()` as the release of one that has to unload for it, and `park()` with Look(parks=True) for
+   what only running requests need: it stays out for as long as requests are refused, and load() brings it back.
    Look(on_device=True) where memory is a GPU's, which no cgroup shows.
 3. A stand-in in tests/support/standins, that behaves as the real server does, busy, slow and down; tests in
    tests/unit/bridges, with support.bridging.Bridged, and a line in test_servers.py for what holds for all of them.
@@ -44,10 +44,10 @@ What a server's file gets (see base.Server): `self.http` (calls.Http), `self.opt
 `self.keeper` (supervise.Keeper or None: stops and starts the process; only where the row says keeper=True),
 `self.patience_s` (how long an unload or a load may take; poll with `self.until(condition, what)`).
 
-What becomes of a command: a trim calls trim() at once, and from --release-from on also shut → drain → release() → open;
-an unload is shut → drain → unload(), a restore load() → open. While requests are refused a trim is drain → park(). Bytes are measured before and after in the server's
-cgroup (--unit or --cgroup): an operation after which nothing left fails. So raise nothing and return nothing to say
-"done"; say what did not work by raising.
+What becomes of a command: a trim calls trim() at once, and from --release-from on also shut → drain → release() → open,
+or drain → park() while requests are refused; an unload is shut → drain → unload(), a restore load() → open. Bytes are
+measured before and after in the server's cgroup (--unit or --cgroup): an operation after which nothing left fails. So
+raise nothing and return nothing to say "done"; say what did not work by raising.
 
 What it raises: calls.ServerError with a sentence; everything it awaits is bounded, since each call of `http` times out
 and the framework gives each operation a time. It must not touch the gate, measure memory, or sleep without need.
