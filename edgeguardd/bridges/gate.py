@@ -67,7 +67,8 @@ class Gate:
         task = cast("asyncio.Task[None]", asyncio.current_task())
         self._clients.add(task)
         try:
-            with contextlib.suppress(ConnectionError, TimeoutError, asyncio.CancelledError):
+            # What breaks HTTP in the middle of a message, on either side, can only be cut off.
+            with contextlib.suppress(ConnectionError, TimeoutError, h11.ProtocolError, asyncio.CancelledError):
                 await _Client(self, reader, writer).serve()
         finally:
             self._clients.discard(task)

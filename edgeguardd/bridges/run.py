@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import importlib
 import os
+import resource
 import shlex
 import signal
 from collections.abc import AsyncIterator
@@ -18,7 +19,7 @@ from edgeguardd.bridges.bridge import Bridge, Settings
 from edgeguardd.bridges.calls import Http, ServerError
 from edgeguardd.bridges.endpoint import Endpoint
 from edgeguardd.bridges.figures import Figures
-from edgeguardd.bridges.gate import Gate
+from edgeguardd.bridges.gate import MAX_CONNECTIONS, Gate
 from edgeguardd.bridges.places import Places
 from edgeguardd.bridges.supervise import ChildKeeper, CommandKeeper, Keeper, UnitKeeper
 from edgeguardd.bridges.taken import Taken
@@ -33,6 +34,7 @@ REPORT_EVERY_S = 1.0
 LOOK_EVERY_S = 1.0
 MAX_KEY_BYTES = 4096
 BACKLOG = 512
+SPARE_DESCRIPTORS = 64
 # Those inside when the bridge is told to stop get this long for their answers.
 LEAVE_S = 10.0
 
@@ -56,6 +58,7 @@ class BridgeSubscriber(AsyncSubscriber):
 
 async def serve(args: argparse.Namespace) -> None:
     """Until SIGTERM or SIGINT. Raises EdgeguardError for what cannot be used."""
+    _allow_descriptors()
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
@@ -195,6 +198,15 @@ class _Scene:
             waiting=None if self._args.listen is None else self._places.waiting,
             batch_limit=self.bridge.full_places,
         )
+
+
+def _allow_descriptors() -> None:
+    """As many as the gate may need: a client and a server connection for each request."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * MAX_CONNECTIONS + SPARE_DESCRIPTORS
+    if soft < wanted and soft != resource.RLIM_INFINITY:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def keeper_of(args: argparse.Namespace, row: catalog.Row, cgroup_procs: str | None) -> Keeper | None:

@@ -7,6 +7,8 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
+import pytest
+
 from edgeguardd.bridges.calls import Http, Reply
 from edgeguardd.bridges.endpoint import Endpoint, endpoint
 from edgeguardd.bridges.gate import MAX_HEAD_BYTES, Gate
@@ -239,6 +241,46 @@ def test_an_answer_that_breaks_off_breaks_off_for_the_client_too() -> None:
             assert not (await reader.read()).endswith(b"0\r\n\r\n")
             await soon(lambda: gate.places.inside == 0 and gate.connections == 0)
             writer.close()
+
+    played(scene())
+
+
+def test_a_body_that_breaks_off_or_breaks_the_rules_costs_its_own_connection(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """The place is free again, and the next client is served."""
+    bodies = (
+        b"Transfer-Encoding: chunked\r\n\r\nNO LENGTH\r\n",
+        b"Content-Length: 10\r\n\r\nabc",
+    )
+
+    async def scene() -> None:
+        async with standing(places=1) as (gate, _, front):
+            for body in bodies:
+                reader, writer = await asyncio.open_connection(front.at.host, front.at.port)
+                writer.write(b"POST / HTTP/1.1\r\nHost: a\r\n" + body)
+                writer.write_eof()
+                assert await reader.read() == b""
+                writer.close()
+                await soon(lambda: gate.places.inside == 0)
+            assert (await asked(front)).status == 200
+
+    played(scene())
+    assert not recwarn.list
+
+
+def test_many_clients_at_once_are_each_answered_or_refused() -> None:
+    """Nothing is mixed up between them, and nobody is left inside."""
+
+    async def scene() -> None:
+        async with standing(places=4, patience_s=0.02) as (gate, upstream, front):
+            upstream.go.clear()
+            clients = [asked(front) for _ in range(60)]
+            await soon(lambda: gate.places.refused == 56)
+            upstream.go.set()
+            statuses = sorted([(await client).status for client in clients])
+            assert statuses == [200] * 4 + [503] * 56
+            await soon(lambda: gate.places.inside == 0 and gate.connections == 0)
 
     played(scene())
 
