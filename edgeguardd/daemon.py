@@ -374,8 +374,13 @@ class Daemon:
 
 def _allow_descriptors() -> None:
     """Raise the soft limit to the hard one: a target takes about 11 descriptors, and the usual soft limit is 1024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return  # a unit's sandbox may forbid even asking for what is there
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        _partly_blind(f"cannot raise the limit of open files from {soft} to {hard}: {error}; set LimitNOFILE=")
 
 
 def _partly_blind(sentence: str) -> None:
