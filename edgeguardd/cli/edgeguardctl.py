@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from edgeguardd import __version__
 from edgeguardd.cli import bridge, check_config, common, incidents, parse, replay, status, subscribe, watch
 
+# In the order of the help page.
+COMMANDS = (status, watch, check_config, subscribe, parse, replay, incidents, bridge)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The entry point; returns the exit status."""
@@ -26,9 +29,14 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"edgeguardctl {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (status, watch, check_config, subscribe, parse, replay, incidents, bridge):
+    for command in COMMANDS:
         command.add(commands)
     return top
+
+
+def names() -> list[str]:
+    """The commands as they are typed."""
+    return [command.__name__.rpartition(".")[2].replace("_", "-") for command in COMMANDS]
 
 
 if __name__ == "__main__":

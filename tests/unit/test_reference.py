@@ -62,7 +62,7 @@ def test_every_key_and_every_command_is_on_its_page() -> None:
     for section in (*configtable.SECTIONS, configpolicy.STEP, configpolicy.RESORT_STEP):
         for row in section.rows:
             assert f"| `{row.key}` |" in config
-    for command in ("status", "watch", "check-config", "subscribe", "parse"):
+    for command in edgeguardctl.names():
         assert f"### `edgeguardctl {command}`" in cli
     assert "### `edgeguardd run`" in cli
     assert str(edgeguardctl.parser().description) in cli

@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
+from edgeguardd.cli import edgeguardctl
 from edgeguardd.cli.edgeguardctl import main
 
 
-@pytest.mark.parametrize("command", ["status", "watch", "check-config", "subscribe", "parse"])
+@pytest.mark.parametrize("command", edgeguardctl.names())
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """--help says what it does, its options and what the exit status means."""
     with pytest.raises(SystemExit) as caught:
