@@ -1,0 +1,478 @@
+"""Lines to reports: what belongs together is joined, what does not is kept apart, and all of it is bounded.
+
+Must not: read a file or a clock, wait. Upstream: sources, kernelmessages, othermessages, tasktable. Downstream:
+isolate and cli (files), kernel.kmsg's users (the running kernel).
+
+The kernel holds oom_lock while it reports (mm/oom_kill.c), so that one report at a time is open for a machine; before
+4.2 two memory cgroups could report at once. Lines of drivers fall between the lines of a report, and a rate limit
+(dump_header under oom_rs) leaves out all but the kill itself.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable
+from typing import Final, assert_never
+
+from msgspec import structs
+
+from edgeguardd.core.oomlog import kernelmessages as kernel
+from edgeguardd.core.oomlog import othermessages, tasktable
+from edgeguardd.core.oomlog.dress import Line
+from edgeguardd.core.oomlog.others import Others
+from edgeguardd.core.oomlog.report import (
+    LOW_MEMORY_KILLER,
+    MAX_STATS,
+    MAX_TASKS,
+    MAX_VICTIMS,
+    UNKNOWN,
+    Chosen,
+    Report,
+    Victim,
+    When,
+)
+from edgeguardd.core.oomlog.sources import Sources
+
+# So many lines without a word of the report, and it is over; a log is only looked through while one is open.
+MAX_IDLE_LINES: Final = 2000
+# Reports in work at once: one a host and caller.
+MAX_OPEN: Final = 64
+# Closed ones that wait for the reaper's line, or for a kill that the lines of another report had held up.
+LATE_REPORTS: Final = 8
+MAX_RECENT: Final = 4096
+# A line of a report that was cut in two is searched for its other half so far.
+MAX_HELD_LINES: Final = 12
+MAX_JOINS: Final = 4
+# The same process named again within this time is one kill printed twice (group kills, two consoles).
+SAME_KILL_S: Final = 10.0
+# Indentation of the second line of a record by dmesg (as wide as its times); what a mailer folds has less.
+RECORD_INDENT: Final = 8
+
+# Printed piece by piece (pr_cont): another CPU's line in between makes lines of the pieces.
+_PIECEWISE: Final = ("oom-kill:constraint=", "Task in ", "Tasks in ", "Memory limit reached of cgroup ")
+_PIECE: Final = (",", "/", " killed as", " as a result", " are going", "\n")
+_SOFT_BREAK = re.compile(r"=([0-9A-F]{2})")
+
+Key = tuple[str | None, str | None]
+HasIt = Callable[[Report], bool]
+
+
+class Collector:
+    """Feed raw lines, take reports. `others` holds what is no kernel OOM: units, oomd, user-space killers."""
+
+    def __init__(self) -> None:
+        self.others = Others()
+        self._sources = Sources()
+        self._open: dict[Key, Report] = {}
+        self._closed: deque[Report] = deque()
+        self._done: list[Report] = []
+        self._recent: dict[int, Victim] = {}
+        self._held: Line | None = None
+        self._held_for = 0
+        self._joins = 0
+        self._quoted: list[Line] = []
+        self._kernel_spoke = False
+        self._last: Report | None = None
+
+    # In and out
+
+    def feed(self, raw: bytes) -> None:
+        """Take in one raw line, without its newline."""
+        everything = bool(self._open) or self._held is not None or self.others.waiting
+        for line in self._sources.feed(raw, everything=everything):
+            self._line(line)
+        if self._open:
+            self._grow_idle()
+
+    def take(self) -> list[Report]:
+        """The reports that nothing can change any more, each once, in the order in which they ended."""
+        while len(self._closed) > LATE_REPORTS:
+            self._finish(self._closed.popleft())
+        done, self._done = self._done, []
+        return done
+
+    def flush(self) -> list[Report]:
+        """Nothing came for a while: all reports, the open ones too."""
+        self._release()
+        for key in list(self._open):
+            self._close(key)
+        while self._closed:
+            self._finish(self._closed.popleft())
+        return self.take()
+
+    def end(self) -> list[Report]:
+        """The log is over: all that is left. If the kernel itself never spoke, quotes of it have to do."""
+        for line in self._sources.end():
+            self._line(line)
+        self._release()
+        if not self._kernel_spoke:
+            quoted, self._quoted = self._quoted, []
+            for line in quoted:
+                self._line(structs.replace(line, program=None, facility=None))
+        return self.flush()
+
+    # Lines
+
+    def _line(self, line: Line) -> None:
+        if self._held is not None and self._joined(self._held, line):
+            return
+        if not line.from_kernel:
+            self._not_from_kernel(line)
+            return
+        if self._is_incomplete(line):
+            self._held, self._held_for, self._joins = line, 0, 0
+            return
+        self._read(line)
+
+    def _not_from_kernel(self, line: Line) -> None:
+        said = othermessages.read(line.text)
+        if said is not None:
+            self._other(line, said)
+        elif kernel.read(line.text) is not None and len(self._quoted) < MAX_RECENT:
+            self._quoted.append(line)
+
+    def _read(self, line: Line) -> None:
+        message = kernel.read(line.text)
+        if message is not None:
+            self._message(line, message)
+            return
+        if line.text.startswith("["):
+            self._table(line)
+            return
+        said = othermessages.read(line.text)
+        if said is not None:
+            self._other(line, said)
+
+    def _is_incomplete(self, line: Line) -> bool:
+        """Whether the rest of a line may be on the next."""
+        if "illed process " in line.text:
+            message = kernel.read(line.text)
+            return message is None or (isinstance(message, kernel.Killed) and not message.whole)
+        return line.text.startswith(_PIECEWISE) and not _complete(kernel.read(line.text))
+
+    def _joined(self, held: Line, line: Line) -> bool:
+        """Whether the line went into the one that is held. If not, the held one is read as it stands, or waits on."""
+        text = line.text.lstrip(" ") if not line.dressed else line.text
+        piecewise = held.text.startswith(_PIECEWISE)
+        soft = held.text.endswith("=")
+        folded = text != "" and not line.dressed and (held.dressed or kernel.read(text) is None)
+        if piecewise and (line.fragment or line.text.startswith(_PIECE)):
+            candidate = held.text + line.text
+        elif soft and folded:
+            return self._soft_break(held, text)
+        elif folded:
+            indent = len(line.text) - len(text)
+            candidate = held.text + ("\n" if indent >= RECORD_INDENT else "") + text
+        else:
+            self._held_for += 1
+            message = None if not line.from_kernel else kernel.read(line.text)
+            if not piecewise or self._held_for > MAX_HELD_LINES or message is not None:
+                self._release()
+            return False
+        if not piecewise and not _better(kernel.read(candidate), kernel.read(held.text)):
+            self._release()
+            return False
+        self._held = structs.replace(held, text=candidate)
+        self._joins += 1
+        if self._joins >= MAX_JOINS or _complete(kernel.read(candidate)):
+            self._release()
+        return True
+
+    def _soft_break(self, held: Line, text: str) -> bool:
+        """A mail's quoted-printable line break: what it hid is told apart from what the log has in plain text."""
+        self._held = None
+        self._read(held)
+        joined = held.text[:-1] + text.removesuffix("=")
+        joined = _SOFT_BREAK.sub(lambda m: chr(int(m[1], 16)), joined)
+        decoded, plain = kernel.read(joined), kernel.read(held.text)
+        victim = self._recent.get(decoded.pid) if isinstance(decoded, kernel.Killed) else None
+        if victim is not None and isinstance(decoded, kernel.Killed) and isinstance(plain, kernel.Killed):
+            victim.decoded = {key: kb for key, kb in decoded.figures.items() if key not in plain.figures}
+        return True
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._read(held)
+
+    def _grow_idle(self) -> None:
+        for key in [key for key, report in self._open.items() if report.idle_lines >= MAX_IDLE_LINES]:
+            self._close(key)
+        for report in self._open.values():
+            report.idle_lines += 1
+
+    # Messages of the kernel
+
+    def _message(self, line: Line, message: kernel.Message) -> None:
+        key = (line.host, line.caller)
+        self._kernel_spoke = True
+        if key in self._open:
+            self._open[key].idle_lines = 0
+        match message:
+            case kernel.Invoked():
+                self._close(key)
+                self._start(key, line).invoked = message
+            case kernel.Killed():
+                self._killed(key, line, message)
+            case kernel.GroupKill():
+                self._group(key, line, message)
+            case kernel.Reaped():
+                self._reaped(line, message)
+            case kernel.NoVictim():
+                report = self._strong(key, line, lambda _: False)
+                report.no_victim = When.of(line)
+                report.panic = report.panic or line.text.startswith("Kernel panic")
+                self._close(key)
+            case kernel.AlreadyExiting():
+                self._strong(key, line, lambda _: False).exiting_pid = message.pid
+            case kernel.Panic():
+                self._panicked(message)
+            case _:
+                self._describe(key, line, message)
+
+    def _describe(self, key: Key, line: Line, message: kernel.Description) -> None:
+        """What precedes a kill: some lines only a report has, others are worth something inside of one."""
+        match message:
+            case kernel.TaskIn():
+                self._strong(key, line, lambda found: found.task_in is not None).task_in = message
+            case kernel.UsageLine():
+                self._strong(key, line, lambda found: message.what in found.usage).usage[message.what] = message
+            case kernel.OomKill():
+                report = self._strong(key, line, lambda found: found.oom_kill is not None)
+                report.oom_kill, report.oom_kill_when = message, When.of(line)
+            case kernel.Chosen():
+                report = self._strong(key, line, lambda found: found.chosen is not None)
+                report.chosen = Chosen(message.scope, message.pid, message.comm, message.score, When.of(line))
+            case kernel.StatsOf():
+                self._stats_of(key, line, message)
+            case kernel.Evidence():
+                self._evidence(key, line, message)
+            case kernel.Context() | kernel.Cpuset() | kernel.Stat() | kernel.SwapLine():
+                open_report = self._weak(key)
+                if open_report is not None:
+                    open_report.describe(message)
+            case _:
+                assert_never(message)
+
+    def _start(self, key: Key, line: Line) -> Report:
+        if len(self._open) >= MAX_OPEN:
+            self._close(next(iter(self._open)))
+        report = self._open[key] = self._last = Report(When.of(line))
+        return report
+
+    def _weak(self, key: Key) -> Report | None:
+        """The report that a line of context belongs to, if there is one."""
+        report = self._open.get(key)
+        return report if report is not None and report.taking_context else None
+
+    def _strong(self, key: Key, line: Line, has_it: HasIt) -> Report:
+        """The same for a line that only a report has: if the open one has it already, another has begun."""
+        report = self._weak(key)
+        if report is None or has_it(report):
+            self._close(key)
+            report = self._start(key, line)
+        return report
+
+    def _evidence(self, key: Key, line: Line, message: kernel.Evidence) -> None:
+        if message.what == "suppressed":
+            self.others.suppressed += message.figure or 0
+            return
+        report = self._weak(key)
+        if report is None and message.what == "sysrq":
+            report = self._start(key, line)
+        if report is not None:
+            report.seen.add(message.what)
+
+    def _stats_of(self, key: Key, line: Line, message: kernel.StatsOf) -> None:
+        report = self._weak(key)
+        if report is None and message.path:
+            self._close(key)
+            report = self._start(key, line)
+        # 3.x and 4.x print one such line for each cgroup below the limit; the first is the one with the limit.
+        if report is not None and (report.stats_of is None or not message.path):
+            report.stats_of = report.stats_of or message.path or None
+            report.stats.update(dict(list(message.stats.items())[:MAX_STATS]))
+
+    def _table(self, line: Line) -> None:
+        key = (line.host, line.caller)
+        report = self._weak(key)
+        columns = tasktable.head(line.text)
+        if columns is not None:
+            report = self._strong(key, line, lambda found: found.columns is not None)
+            report.columns, report.idle_lines = columns, 0
+            return
+        task = tasktable.row(line.text, report.columns if report is not None else None)
+        if task is None:
+            return
+        if report is None:
+            self._close(key)
+            report = self._start(key, line)
+        report.idle_lines = 0
+        if len(report.tasks) < MAX_TASKS:
+            report.tasks.setdefault(task.pid, task)
+        else:
+            report.tasks_dropped += 1
+
+    def _killed(self, key: Key, line: Line, message: kernel.Killed) -> None:
+        victim = Victim(message.pid, message.comm, UNKNOWN, When.of(line), dict(message.figures), message.uid)
+        victim.score_adj, victim.shares_memory = message.score_adj, message.shares_memory
+        if self._known(self._open.get(key), victim):
+            return
+        report = self._report_for(key, line, message)
+        victim.scope = message.scope or report.scope
+        if report.victims and report.group_path is not None:
+            victim.role = "member"
+        if victim.shares_memory and report.victims:
+            victim.scope = report.victims[0].scope
+        report.by_allocator = report.by_allocator or message.by_allocator
+        if len(report.victims) < MAX_VICTIMS:
+            report.victims.append(victim)
+        self._remember(victim)
+
+    def _report_for(self, key: Key, line: Line, message: kernel.Killed) -> Report:
+        """The report that this kill ends, or belongs to as one of a group."""
+        report = self._open.get(key)
+        if report is None or not report.taking_context or report.expected_pid != message.pid:
+            for other_key, other in list(self._open.items()):
+                if other.taking_context and other.expected_pid == message.pid and other_key[0] == key[0]:
+                    return other
+            for late in self._closed:
+                if late.taking_context and late.expected_pid == message.pid and late.when.host == line.host:
+                    self._closed.remove(late)
+                    if report is not None and not report.worth_telling:
+                        self._open.pop(key)
+                    self._close(key)
+                    self._open[key] = late
+                    return late
+        if report is None or report.no_victim is not None:
+            return self._restart(key, line)
+        if report.taking_context or message.shares_memory:
+            return report
+        if report.group_path is not None and message.scope in ("memcg", None):
+            return report
+        return self._restart(key, line)
+
+    def _restart(self, key: Key, line: Line) -> Report:
+        self._close(key)
+        return self._start(key, line)
+
+    def _known(self, report: Report | None, victim: Victim) -> bool:
+        """Whether this kill has been told already."""
+        if (
+            report is not None
+            and report.group_path is not None
+            and any(other.pid == victim.pid for other in report.victims)
+        ):
+            return True
+        old = self._recent.get(victim.pid)
+        return old is not None and _same_kill(old, victim)
+
+    def _remember(self, victim: Victim) -> None:
+        self._recent.pop(victim.pid, None)
+        self._recent[victim.pid] = victim
+        if len(self._recent) > MAX_RECENT:
+            del self._recent[next(iter(self._recent))]
+
+    def _group(self, key: Key, line: Line, message: kernel.GroupKill) -> None:
+        report = self._open.get(key) or self._start(key, line)
+        report.group_path, report.group_when = message.path, When.of(line)
+        if report.victims:
+            report.victims[0].role = "trigger"
+
+    def _reaped(self, line: Line, message: kernel.Reaped) -> None:
+        victim = self._recent.get(message.pid)
+        if victim is None:
+            self.others.reaped_unknown(message.pid, message.comm, When.of(line))
+            return
+        victim.reaped = victim.reaped or message.done
+        victim.reap_failed = not message.done
+        victim.left_after_reaping = dict(message.figures)
+
+    def _panicked(self, message: kernel.Panic) -> None:
+        about_memory = "emory" in message.text or "OOM" in message.text
+        if self._last is not None and (about_memory or "init" in message.text):
+            self._last.panic = True
+        if self._last is not None or about_memory:
+            self.others.panic = message.text
+
+    # Messages of others
+
+    def _other(self, line: Line, said: othermessages.Other) -> None:
+        if isinstance(said, othermessages.LowMemoryKilled):
+            victim = Victim(
+                said.pid, said.comm, LOW_MEMORY_KILLER, When.of(line), uid=said.uid, score_adj=said.score_adj
+            )
+            victim.low_memory = said
+            if not self._known(None, victim):
+                self._closed.append(Report(When.of(line), victims=[victim]))
+                self._remember(victim)
+                self.others.waiting = said.to_free_kb is None and said.reason is None
+        elif isinstance(said, othermessages.LowMemoryReason):
+            self.others.waiting = False
+            last = self._closed[-1].victims[-1] if self._closed and self._closed[-1].victims else None
+            if last is not None and last.low_memory is not None and last.low_memory.to_free_kb is None:
+                last.low_memory = structs.replace(last.low_memory, **structs.asdict(said))
+        else:
+            self.others.take(said, line)
+
+    # Ends
+
+    def _close(self, key: Key) -> None:
+        report = self._open.pop(key, None)
+        if report is not None:
+            self._closed.append(report)
+
+    def _finish(self, report: Report) -> None:
+        """Out with it, if it tells something."""
+        pid = report.expected_pid
+        if report.taking_context and pid is not None:
+            victim = _victim_of_choice(report, pid)
+            if not self._known(report, victim):
+                report.victims.append(victim)
+                self._remember(victim)
+            else:
+                return
+        if report.worth_telling:
+            report.idle_lines = 0
+            self._done.append(report)
+
+
+def _victim_of_choice(report: Report, pid: int) -> Victim:
+    """Whom the report was about to kill when the log ends."""
+    kill, chosen = report.oom_kill, report.chosen
+    if chosen is not None and (kill is None or kill.pid != pid):
+        return Victim(pid, chosen.comm, chosen.scope, chosen.when, line_seen=False)
+    task = None if kill is None else kill.task
+    return Victim(pid, task, report.scope, report.oom_kill_when or report.when, line_seen=False)
+
+
+def _complete(message: kernel.Message | None) -> bool:
+    """Whether nothing is missing at the end of the line."""
+    if isinstance(message, kernel.OomKill):
+        return message.pid is not None
+    if isinstance(message, kernel.Killed):
+        return message.whole
+    return message is not None
+
+
+def _better(joined: kernel.Message | None, alone: kernel.Message | None) -> bool:
+    """Whether two halves together say more than the first one."""
+    if not isinstance(joined, kernel.Killed) or not isinstance(alone, kernel.Killed):
+        return joined is not None and alone is None
+    if joined.pid != alone.pid:
+        return False
+    more = len(joined.figures) > len(alone.figures) or (joined.uid, joined.score_adj) != (alone.uid, alone.score_adj)
+    return more or (alone.comm is None and joined.comm is not None)
+
+
+def _same_kill(old: Victim, new: Victim) -> bool:
+    """Whether two lines about one pid are about one kill: pids come again, and figures can be the same by a limit."""
+    if old.comm is not None and new.comm is not None and old.comm != new.comm:
+        return False
+    if old.when.seq is not None and old.when.seq == new.when.seq:
+        return True
+    times = (old.when.timestamp, new.when.timestamp)
+    if isinstance(times[0], float) and isinstance(times[1], float):
+        return abs(times[1] - times[0]) <= SAME_KILL_S
+    if times[0] is not None and times[0] == times[1]:
+        return True
+    return old.figures == new.figures or not old.figures or not new.figures
