@@ -1,9 +1,12 @@
 """edgeguardctl oom as a process: what it reads, what it prints, and what it says when it cannot."""
 
 import bz2
+import contextlib
 import gzip
 import json
 import lzma
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +15,11 @@ from typing import Any
 import pytest
 
 from edgeguardd.cli.edgeguardctl import main
+from edgeguardd.errors import EdgeguardError
+from edgeguardd.kernel.kmsg import Kmsg
+from tests.support.children import ending
 from tests.support.oomlogs import MODERN, MODERN_EVENT
+from tests.support.wait import eventually
 
 REPOSITORY = Path(__file__).parent.parent.parent
 LOG = "\n".join(f"[ 1503.009765] {message}" for message in MODERN).encode()
@@ -129,3 +136,55 @@ def test_following_a_file_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit) as caught:
         main(["oom", "--follow", "file"])
     assert caught.value.code == 2
+
+
+def how_to_commands() -> list[str]:
+    """The commands of docs/how-to/read-an-oom-report.md."""
+    page = (REPOSITORY / "docs/how-to/read-an-oom-report.md").read_text()
+    lines = [line.strip() for line in page.splitlines() if line.startswith("    ") and "edgeguardctl oom" in line]
+    return [line.split("#")[0].strip() for line in lines]
+
+
+def test_the_how_to_has_commands() -> None:
+    """Else the next test runs none."""
+    assert len(how_to_commands()) == 5
+
+
+@pytest.mark.parametrize("command", how_to_commands())
+def test_each_command_of_the_how_to_works(command: str, tmp_path: Path) -> None:
+    """As printed, but for journalctl, in whose place a log is piped; --follow goes on until it is interrupted."""
+    (tmp_path / "kern.log").write_bytes(LOG)
+    words = command.rpartition("| ")[2].split()
+    argv = [sys.executable, "-m", "edgeguardd.cli.edgeguardctl", *words[1:]]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    if "--follow" not in words and words[-1] != "oom":
+        done = subprocess.run(argv, input=LOG, capture_output=True, cwd=tmp_path, env=environment, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert b"/egtest" in done.stdout
+        return
+    started = subprocess.Popen(argv, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with ending(started) as process:
+        if "--follow" in words and readable_kernel_log():
+            eventually(lambda: "/dev/kmsg" in open_files(process.pid), what="it reads the kernel's log")
+            process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert b"Traceback" not in errors
+    assert process.returncode in ((0, 130) if readable_kernel_log() else (1,)), errors
+
+
+def readable_kernel_log() -> bool:
+    """Whether this user may read it here."""
+    try:
+        Kmsg.open().close()
+    except EdgeguardError:
+        return False
+    return True
+
+
+def open_files(pid: int) -> set[str]:
+    """What a process has open."""
+    found = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found

@@ -1,5 +1,7 @@
 """What others say about kills is kept apart from the kernel's, each as a kind of its own."""
 
+# ruff: noqa: E501 - lines of logs as they are
+
 from tests.support.oomlogs import answer
 
 TALOS = (
