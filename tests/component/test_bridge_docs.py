@@ -47,7 +47,7 @@ def test_each_command_starts_a_bridge(tmp_path: Path, command: str) -> None:
     asyncio.run(scene())
 
 
-def first_line(argv: list[str], event: str) -> dict[str, object]:
+def first_line(argv: list[str], event: str) -> dict[str, Any]:
     """The first log line of this event; the program is ended with SIGTERM then."""
     started = subprocess.Popen(argv, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
     with ending(started) as process:
