@@ -91,6 +91,10 @@ class Server(abc.ABC):
         """Give up the KV cache or the like until load(). Returns what load() needs. The gate is shut, nobody inside."""
         raise ServerError(f"cannot park {self.name}'s cache")
 
+    async def deepen(self) -> tuple[str, ...] | None:
+        """From parked to unloaded; what load() needs for all that is out then. None: it cannot without coming back."""
+        return None
+
     async def unload(self) -> tuple[str, ...]:
         """Take all models out of memory and verify it. Returns what load() needs. The gate is shut."""
         raise ServerError(f"cannot unload {self.name}")

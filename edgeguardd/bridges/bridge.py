@@ -14,6 +14,7 @@ Must not: judge memory pressure, know a server's calls. Upstream: base, places, 
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -22,18 +23,20 @@ from msgspec import Struct
 
 from edgeguardd.bridges.base import Look, Server, UndoneError
 from edgeguardd.bridges.calls import AwayError, RefusedError, ServerError
+from edgeguardd.bridges.drain import Drain
 from edgeguardd.bridges.figures import Figures
+from edgeguardd.bridges.out import Out, Result, freed_bytes, measured
 from edgeguardd.bridges.places import Places
 from edgeguardd.bridges.taken import Taken
-from edgeguardd.client import Command, Level, Logical, NoEffect, Released
+from edgeguardd.client import Command, Level, Logical, NoEffect
 from edgeguardd.logs import get_logger
 
-RUNNING_POLL_S = 0.25
+# The commands of one rung are written at once; between the first and the last lies the reading of a few lines.
+RUNG_S = 0.2
 
 log = get_logger()
 
 T = TypeVar("T")
-Result = Released | Logical | NoEffect | None
 
 
 class Settings(Struct, frozen=True):
@@ -66,16 +69,14 @@ class Bridge:
         self.look = Look()
         self.server = server
         self._places = places
+        self._drain = Drain(server, places, settings.drain_s, external=settings.external)
         self._figures = figures
-        self._taken = taken
         self._settings = settings
         # One at a time works on the server.
         self._working = asyncio.Lock()
         self._wants_model = True
-        self._out: tuple[str, ...] | None = None
-        self._rejecting = False
-        # Out is what the server parked, and only for as long as requests are refused.
-        self._parked = False
+        self._out = Out(taken)
+        self._rejecting = asyncio.Event()
         self._ratio = 1.0
         # A trim that cost nothing has been tried since the last restore: edgeguardd asks again only if it did not help.
         self._tried_softly = False
@@ -106,9 +107,7 @@ class Bridge:
         self._apply_ratio()
         if at_rest:
             self._rest_bytes = self._figures.needed_bytes()
-        left = self._taken.read()
-        if left is not None and (look.unloads or look.parks):
-            self._out = left
+        if (look.unloads or look.parks) and self._out.take_over():
             self._places.shut("unloaded", "the model is out of memory")
             await self._bring_back()
 
@@ -122,13 +121,18 @@ class Bridge:
         """What the server needs at rest, measured after it was started anew; None: not known."""
         return self._rest_bytes
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something works on the server, or waits until it may."""
+        return self._working.locked()
+
     # Commands
 
     async def trim(self, command: Command) -> Result:
         """Give memory back: what costs nothing first, then what costs those who come a moment of refusal."""
-        if self._out is not None or not self._wants_model:
+        if self._out or not self._wants_model:
             return NoEffect()
-        if self.look.parks and self._rejecting and command.level >= self._settings.release_from:
+        if self.look.parks and await self._are_refused(command.level):
             async with self._working:
                 return await self._park()
         before = self._figures.needed_bytes()
@@ -165,8 +169,8 @@ class Bridge:
         self._places.shut("unloaded", "the model is out of memory")
         self._places.notify()
         async with self._working:
-            if self._out is not None:
-                return NoEffect()
+            if self._out:
+                return await self._deepen() if self._out.parked else NoEffect()
             return await self._unload()
 
     async def restore(self, command: Command) -> Result:
@@ -178,7 +182,7 @@ class Bridge:
             self._apply_ratio()
         if wanted.accept_requests is not None:
             self._reject(not wanted.accept_requests)
-        if wanted.model_loaded or self._parked:
+        if wanted.model_loaded or self._out.parked:
             self._wants_model = self._wants_model or bool(wanted.model_loaded)
             self._places.notify()
             async with self._working:
@@ -190,7 +194,7 @@ class Bridge:
     async def close(self) -> None:
         """The bridge ends: what it has taken out of memory comes back, as far as that works."""
         self._wants_model = True
-        self._parked = False
+        self._out.parked = False
         async with self._working:
             await self._bring_back()
 
@@ -199,123 +203,108 @@ class Bridge:
     async def _release(self, before: int | None) -> Result:
         self._give_up_unless(self._wants_model)
         began = time.monotonic()
-        await self._drain(lambda: not self._wants_model, cut=False)
+        await self._drain.wait(lambda: not self._wants_model, cut=False)
         self._give_up_unless(self._wants_model)
         drained = time.monotonic()
-        # As for an unload: a bridge that dies in the middle is followed by one that brings everything back.
-        self._taken.write(())
+        self._out.begin()
         try:
             await self._within(self.server.release(), "release memory")
         except ServerError:
             self._keep_out(self.server.out)
             raise
-        self._taken.clear()
+        self._out.clear()
         self._tried_softly = False
         after = self._rest_bytes = self._figures.needed_bytes()
-        freed = _freed(before, after)
         ended = time.monotonic()
         log.info(
             "bridge_released",
             server=self.server.name,
-            freed_bytes=freed,
+            freed_bytes=freed_bytes(before, after),
             drain_s=round(drained - began, 3),
             release_s=round(ended - drained, 3),
         )
-        return self._verified(freed, before, after)
+        return self._measured(before, after)
 
     def _keep_out(self, out: tuple[str, ...] | None) -> None:
         """What a release could not load again is out until it is restored: requests would only fail."""
-        self._out, self.server.out = out, None
+        self.server.out = None
         if out is None:
-            self._taken.clear()
+            self._out.clear()
             return
-        self._taken.write(out)
+        self._out.took(out)
         self._places.shut("unloaded", "the model is out of memory")
 
     async def _park(self) -> Result:
-        if self._out is not None:
+        if self._out:
             return NoEffect()
         before = self._figures.needed_bytes()
         began = time.monotonic()
-        await self._drain(lambda: not self._may_park, cut=False)
+        await self._drain.wait(lambda: not self._may_park, cut=False)
         self._give_up_unless(self._may_park)
         self._places.shut("parked", "memory is short")
-        self._taken.write(())
-        self._out, self._parked = (), True
+        self._out.begin(parked=True)
         try:
-            self._out = await self._within(self.server.park(), "park its cache")
+            self._out.took(await self._within(self.server.park(), "park its cache"), parked=True)
         except (RefusedError, UndoneError):
             # Everything is where it was. What became of one that does not answer, restore sets right.
-            self._out, self._parked = None, False
-            self._taken.clear()
+            self._out.clear()
             self._places.open("parked")
             raise
-        self._taken.write(self._out)
         after = self._figures.needed_bytes()
-        freed = _freed(before, after)
         took_s = round(time.monotonic() - began, 3)
-        log.info("bridge_parked", server=self.server.name, freed_bytes=freed, took_s=took_s)
-        return self._verified(freed, before, after)
+        log.info("bridge_parked", server=self.server.name, freed_bytes=freed_bytes(before, after), took_s=took_s)
+        return self._measured(before, after)
 
     @property
     def _may_park(self) -> bool:
         """Nothing needs the cache while nobody is let in."""
-        return self._rejecting and self._wants_model
+        return self._rejecting.is_set() and self._wants_model
 
     async def _unload(self) -> Result:
         self._give_up_unless(not self._wants_model)
         before = self._figures.needed_bytes()
         began = time.monotonic()
-        drained = await self._drain(lambda: self._wants_model, cut=True)
+        drained = await self._drain.wait(lambda: self._wants_model, cut=True)
         self._give_up_unless(not self._wants_model)
-        # Written before, so that a bridge which dies in the middle is followed by one that brings everything back.
-        self._taken.write(())
-        self._out = ()
-        self._out = await self._within(self.server.unload(), "unload")
-        self._taken.write(self._out)
+        self._out.begin()
+        self._out.took(await self._within(self.server.unload(), "unload"))
+        return self._unloaded(before, drained, began)
+
+    async def _deepen(self) -> Result:
+        """From parked to unloaded, where the server can: nobody is inside."""
+        self._give_up_unless(not self._wants_model)
+        before = self._figures.needed_bytes()
+        began = time.monotonic()
+        names = await self._within(self.server.deepen(), "unload")
+        if names is None:
+            return NoEffect()
+        self._out.took(names)
+        return self._unloaded(before, True, began)
+
+    def _unloaded(self, before: int | None, drained: bool, began: float) -> Result:
         after = self._figures.needed_bytes()
-        freed = _freed(before, after)
-        took_s = round(time.monotonic() - began, 3)
-        log.info("bridge_unloaded", server=self.server.name, freed_bytes=freed, drained=drained, took_s=took_s)
-        return self._verified(freed, before, after)
+        log.info(
+            "bridge_unloaded",
+            server=self.server.name,
+            freed_bytes=freed_bytes(before, after),
+            drained=drained,
+            took_s=round(time.monotonic() - began, 3),
+        )
+        return self._measured(before, after)
 
     async def _bring_back(self) -> None:
         self._give_up_unless(self._wants_model)
-        if self._out is not None and self._parked and self._rejecting:
+        if self._out.parked and self._rejecting.is_set():
             self._places.open("unloaded")
             return  # for as long as requests are refused, it stays parked
-        if self._out is not None:
+        if self._out.names is not None:
             began = time.monotonic()
-            await self._within(self.server.load(self._out), "load")
-            self._out, self._parked = None, False
-            self._taken.clear()
+            await self._within(self.server.load(self._out.names), "load")
+            self._out.clear()
             self._rest_bytes = self._figures.needed_bytes()
             log.info("bridge_loaded", server=self.server.name, took_s=round(time.monotonic() - began, 3))
         self._places.open("parked")
         self._places.open("unloaded")
-
-    async def _drain(self, unless: Callable[[], bool], *, cut: bool) -> bool:
-        """Wait until nobody is inside. Raises ServerError when that takes too long, unless they may be cut off."""
-        within_s = self._settings.drain_s
-        if self._settings.external:
-            drained = await self._drain_outside(within_s, unless)
-        else:
-            drained = await self._places.drain(within_s, unless)
-        if not drained and not cut:
-            inside = self._places.inside or "some"
-            raise ServerError(f"cannot release: {inside} requests still run after {within_s:g} s; raise --drain")
-        return drained
-
-    async def _drain_outside(self, within_s: float, unless: Callable[[], bool]) -> bool:
-        until = time.monotonic() + within_s
-        while time.monotonic() < until:
-            running = await self.server.running()
-            if running is None:
-                return False
-            if running == 0 or unless():
-                return True
-            await asyncio.sleep(RUNNING_POLL_S)
-        return False
 
     async def _within(self, work: Awaitable[T], what: str) -> T:
         limit_s = self._settings.patience_s
@@ -347,27 +336,30 @@ class Bridge:
     def _is_release_due(self, command: Command, before: int | None) -> bool:
         if not self.look.releases or (command.level < self._settings.release_from and not self._tried_softly):
             return False
-        if self._settings.external and not self._rejecting:
+        if self._settings.external and not self._rejecting.is_set():
             return False  # nobody would keep requests out meanwhile
         if before is None or self._rest_bytes is None:
             return True
         return before >= self._rest_bytes + self._settings.worth_bytes
 
-    def _verified(self, freed: int | None, before: int | None, after: int | None) -> Result:
-        """What was measured, as the answer; None where that cannot be. Raises ServerError where nothing left."""
-        if freed is None or (freed <= 0 and self.look.on_device):
-            return None
-        if freed <= 0:
-            raise ServerError(
-                f"cannot say that memory was released: {before} bytes were needed before and {after} after"
-            )
-        return Released(freed)
+    def _measured(self, before: int | None, after: int | None) -> Result:
+        return measured(before, after, on_device=self.look.on_device)
+
+    async def _are_refused(self, level: Level) -> bool:
+        """Whether requests are refused. Of one rung's commands a trim comes first, and the refusal right behind it."""
+        if level < self._settings.release_from:
+            return False
+        if level >= Level.CRITICAL and not self._rejecting.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._rejecting.wait(), RUNG_S)
+        return self._rejecting.is_set()
 
     def _reject(self, on: bool) -> None:
-        self._rejecting = on
         if on:
+            self._rejecting.set()
             self._places.shut("reject", "memory is short")
         else:
+            self._rejecting.clear()
             self._places.open("reject")
 
     def _apply_ratio(self) -> None:
@@ -377,7 +369,3 @@ class Bridge:
 
 def _share(ratio: float | None) -> float:
     return 1.0 if ratio is None else min(max(ratio, 0.0), 1.0)
-
-
-def _freed(before: int | None, after: int | None) -> int | None:
-    return None if before is None or after is None else before - after

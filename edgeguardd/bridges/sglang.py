@@ -102,6 +102,14 @@ class SglangServer(Server):
         """Take the weights' away as well, where they can be loaded again."""
         return await self._release((KV, WEIGHTS) if self._weights_go else (KV,), cut=True)
 
+    async def deepen(self) -> tuple[str, ...] | None:
+        """The weights, after the KV cache: it is paused and flushed already."""
+        if not self._weights_go:
+            return None
+        await self._mark((KV, WEIGHTS))
+        await self.http.post(RELEASE, {"tags": [WEIGHTS]}, within_s=self.patience_s)
+        return (KV, WEIGHTS)
+
     async def _release(self, tags: tuple[str, ...], *, cut: bool) -> tuple[str, ...]:
         await self.http.post(PAUSE, {"mode": "retract"})
         try:

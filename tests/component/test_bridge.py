@@ -1,4 +1,4 @@
-"""A bridge as a process of its own between a real daemon and a stand-in for llama-server; its cgroup is plain files."""
+"""A bridge as a process of its own between a real daemon and a stand-in; its cgroup is plain files."""
 
 import asyncio
 import contextlib
@@ -19,6 +19,7 @@ from edgeguardd.bridges.endpoint import endpoint
 from tests.support.fakellama import FakeLlama
 from tests.support.faketree import MIB, FakeCgroup, FakeTree
 from tests.support.running import REPOSITORY, Daemon
+from tests.support.standins.vllm import WEIGHT_BYTES, Vllm
 from tests.support.wait import soon
 
 REST_BYTES = 100 * MIB
@@ -54,7 +55,7 @@ def llm(place: str) -> FakeCgroup:
 class Bridge:
     """One `edgeguardctl bridge`; `stop` is a command that empties the cgroup, as the end of a process does."""
 
-    def __init__(self, place: str, llm: FakeCgroup, url: str) -> None:
+    def __init__(self, place: str, llm: FakeCgroup, url: str, **options: str | None) -> None:
         self.log_path = f"{place}/bridge.log"
         self.front = Http(endpoint(f"unix:{place}/gate"))
         self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -72,9 +73,12 @@ class Bridge:
             "start": "true",
             "drain": "20s",
             "log-format": "json",
+            **options,
         }
         with open(f"{place}/llama.toml", "w") as file:
-            file.write("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+            file.write(
+                "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items() if value is not None)
+            )
         self.settings_path = f"{place}/llama.toml"
         self.environment = {**os.environ, "NOTIFY_SOCKET": f"{place}/notify", "RUNTIME_DIRECTORY": place}
 
@@ -189,3 +193,30 @@ def test_a_bridge_waits_for_a_server_that_is_not_there_yet_and_says_so_once(plac
         assert len(bridge.facts("bridge_waits")) == 1
 
     asyncio.run(scene())
+
+
+def test_what_only_running_requests_need_is_parked_while_requests_are_refused(place: str, llm: FakeCgroup) -> None:
+    """On the ladder as it is, the trim of the rung that refuses is the one that parks; restore brings it back first."""
+
+    async def scene(daemon: Daemon) -> None:
+        async with Vllm() as server:
+            bridge = Bridge(place, llm, server.url, server="vllm", stop=None, start=None)
+            async with bridge.running():
+                await soon(lambda: daemon.facts("subscriber_joined"), what="subscribed")
+                llm.usage(950 * MIB)
+                await soon(lambda: bridge.facts("bridge_parked"), what="parked")
+                assert server.device_bytes == WEIGHT_BYTES
+                refused = await bridge.front.ask("POST", "/v1/completions", {})
+                assert (refused.status, refused.headers["retry-after"]) == (503, "2")
+                llm.usage(REST_BYTES)
+                await soon(lambda: daemon.status()["targets"][0]["in_force"]["accept_requests"], what="restored")
+                await soon(lambda: bridge.facts("bridge_loaded"), what="loaded")
+                asked = asyncio.create_task(bridge.front.ask("POST", "/v1/completions", {}, within_s=20))
+                await soon(lambda: server.work.running)
+                server.work.end()
+                assert (await asked).json()["choices"][0]["text"] == "hello"
+                assert server.done("/v1/completions")[-2:] == ["/reset_prefix_cache", "/resume"]
+                assert not [call for call in server.done() if call.startswith("/sleep")]
+
+    with Daemon(place, CONFIGURATION, cgroup_root=f"{place}/tree") as daemon:
+        asyncio.run(scene(daemon))

@@ -135,6 +135,25 @@ def test_an_unload_cuts_off_who_came_past_the_gate() -> None:
     run(test)
 
 
+def test_what_is_parked_can_go_deeper() -> None:
+    """An unload after a trim lets the weights go as well, and all comes back."""
+
+    async def test(server: Sglang) -> None:
+        bridged = await Bridged("sglang", server).found()
+        await bridged.reject()
+        await bridged.trim()
+        await bridged.unload()
+        assert server.done(MARK) == [*RELEASED, RELEASE]
+        assert server.device_bytes == 0
+        await bridged.restore(accept=False)
+        assert server.device_bytes == WEIGHT_BYTES + KV_BYTES
+        assert await bridged.refuses()
+        await bridged.restore()
+        assert await text_now(server) == "hello"
+
+    run(test)
+
+
 def test_weights_are_loaded_again_before_generation_goes_on() -> None:
     """They come back as garbage, and SGLang does not say so."""
 

@@ -117,6 +117,35 @@ def test_the_cache_is_back_before_anybody_is_let_in() -> None:
     run(test)
 
 
+def test_a_refusal_right_behind_the_trim_lets_it_park() -> None:
+    """Of one rung's commands the trim comes first; taken alone it would only empty books."""
+
+    async def test(server: Vllm) -> None:
+        bridged = await Bridged("vllm", server).found()
+        trimming = asyncio.create_task(bridged.trim())
+        await asyncio.sleep(0)
+        await bridged.reject()
+        await trimming
+        assert server.done() == PARKED
+
+    run(test)
+
+
+def test_an_unload_of_what_is_parked_wakes_nothing() -> None:
+    """vLLM does not go from there to sleep without mapping the cache again, which would be the wrong direction."""
+
+    async def test(server: Vllm) -> None:
+        bridged = await Bridged("vllm", server).found()
+        await bridged.reject()
+        await bridged.trim()
+        assert isinstance(await bridged.unload(), NoEffect)
+        assert server.done() == PARKED
+        await bridged.restore()
+        assert server.done() == PARKED + KV_BACK
+
+    run(test)
+
+
 def test_parked_stays_parked_while_requests_are_refused() -> None:
     """A restore that still refuses brings no cache back."""
 
@@ -140,7 +169,7 @@ def test_parking_waits_for_those_inside_and_gives_way_to_restore() -> None:
         await bridged.places.enter()
         await bridged.reject()
         trimming = asyncio.create_task(bridged.failure_of(bridged.trim()))
-        await asyncio.sleep(0)
+        await soon(lambda: bridged.bridge.is_busy)
         assert server.done() == []
         await bridged.restore()
         assert "a later command" in await trimming
