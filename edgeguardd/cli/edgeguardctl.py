@@ -8,10 +8,22 @@ import sys
 from collections.abc import Sequence
 
 from edgeguardd import __version__
-from edgeguardd.cli import bridge, check_config, common, incidents, oom, parse, replay, status, subscribe, watch
+from edgeguardd.cli import (
+    bridge,
+    check_config,
+    common,
+    conformance,
+    incidents,
+    oom,
+    parse,
+    replay,
+    status,
+    subscribe,
+    watch,
+)
 
 # In the order of the help page.
-COMMANDS = (status, watch, check_config, subscribe, parse, replay, incidents, bridge, oom)
+COMMANDS = (status, watch, check_config, subscribe, parse, replay, incidents, bridge, oom, conformance)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,73 @@
+"""Plays cases against a program and says how each went.
+
+Must not: print. Upstream: stage, cases. Downstream: cli.conformance.
+"""
+
+import concurrent.futures
+import enum
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from edgeguardd.conformance.peer import Fault
+from edgeguardd.conformance.script import Case, lines_of
+from edgeguardd.conformance.stage import NotApplicable, Stage
+
+
+class Outcome(enum.StrEnum):
+    """How a case went."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    LEFT_OUT = "left out"
+
+
+class Result(Struct, frozen=True):
+    """One case and its outcome; `why` says what was wrong, or why it was left out; `heard` is what was really said."""
+
+    name: str
+    rule: str
+    outcome: Outcome
+    why: str
+    took_s: float
+    wanted: list[str]
+    heard: list[str]
+
+
+def play_all(
+    cases: Sequence[Case], argv: Sequence[str], *, timeout_s: float, strict: bool, jobs: int
+) -> Iterator[Result]:
+    """The results in the order of the cases, each as soon as it is there; `jobs` are played at once.
+
+    Raises EdgeguardError when the program cannot be started.
+    """
+    stop = threading.Event()
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        running = [pool.submit(_play, case, argv, timeout_s, strict, stop) for case in cases]
+        try:
+            for future in running:
+                yield future.result()
+        finally:
+            stop.set()
+            for future in running:
+                future.cancel()
+
+
+def _play(case: Case, argv: Sequence[str], timeout_s: float, strict: bool, stop: threading.Event) -> Result:
+    began = time.monotonic()
+    heard: list[str] = []
+    outcome, why = Outcome.PASSED, ""
+    if case.needs_contract and not strict:
+        outcome, why = Outcome.LEFT_OUT, "it needs a program that keeps the test contract"
+    else:
+        with Stage(case, argv, timeout_s, strict=strict, stop=stop) as stage:
+            heard = stage.heard
+            try:
+                stage.play()
+            except Fault as fault:
+                outcome, why = Outcome.FAILED, str(fault)
+            except NotApplicable as reason:
+                outcome, why = Outcome.LEFT_OUT, str(reason)
+    return Result(case.name, case.rule, outcome, why, time.monotonic() - began, lines_of(case), heard)
