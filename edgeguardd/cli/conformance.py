@@ -10,7 +10,7 @@ import msgspec
 
 from edgeguardd.cli import common
 from edgeguardd.conformance.cases import CASES
-from edgeguardd.conformance.play import Outcome, Result, play_all
+from edgeguardd.conformance.outcome import Outcome, Result
 from edgeguardd.conformance.script import Case
 from edgeguardd.core.text import printable
 
@@ -72,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
         return _list(cases, as_json=args.json)
     if not args.exec:
         args.usage_error("cannot test nothing: name the program with --exec PROGRAM [ARG …], or use --list")
+    from edgeguardd.conformance.play import play_all  # noqa: PLC0415 - the other commands start without threads
+
     results = play_all(
         cases, args.exec, timeout_s=args.timeout, strict=not args.protocol_only, jobs=min(args.jobs, len(cases))
     )

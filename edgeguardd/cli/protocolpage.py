@@ -1,7 +1,7 @@
 """docs/reference/protocol.md, made from the message types of core.wire, so that it cannot say anything else.
 
-Must not: hold a fact that wire or model holds already, or prose (protocoltext does). Upstream: core.wire, protocoltext.
-Downstream: cli.reference.
+Must not: hold a fact that wire or model holds already, or prose (protocoltext does). Upstream: core.wire,
+protocoltext, conformance.cases. Downstream: cli.reference.
 """
 
 import json
@@ -11,7 +11,9 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import Struct, inspect
 
-from edgeguardd.cli.protocoltext import ACTIONS, MEANINGS, OUTCOMES, SESSION, TEXT
+from edgeguardd.cli.protocoltext import ACTIONS, CONFORMANCE_TEXT, MEANINGS, OUTCOMES, SESSION, TEXT
+from edgeguardd.conformance.cases import CASES
+from edgeguardd.conformance.script import LOST_AFTER_S, Case, lines_of
 from edgeguardd.core import wire
 from edgeguardd.core.model import Action, InForce, Level, Outcome, Parameters
 
@@ -44,7 +46,16 @@ def page() -> str:
         f"| `{code}` | {row.meaning} | {'ends' if row.closes else 'stays'} |\n"
         for code, row in wire.ERROR_CODES.items()
     ]
+    parts.append(CONFORMANCE_TEXT)
+    parts += [_case(case) for case in CASES]
     return "".join(parts)
+
+
+def _case(case: Case) -> str:
+    rule, transcript = case.rule, "\n".join(lines_of(case))
+    if case.lost_after_s != LOST_AFTER_S:
+        rule += f" Here it counts as lost after {case.lost_after_s:g} s."
+    return f"\n### `{case.name}`\n\n{rule}\n\n```text\n{transcript}\n```\n"
 
 
 def _split(

@@ -4,6 +4,9 @@ Must not: repeat types, defaults or limits; protocolpage takes those from core.w
 Downstream: protocolpage. A test sees to it that no field, action or outcome is left without its row.
 """
 
+from edgeguardd.client.backoff import FIRST_S
+from edgeguardd.conformance.link import LONGEST_PAUSE_S
+from edgeguardd.conformance.script import LOST_AFTER_S
 from edgeguardd.core import wire
 from edgeguardd.core.config import SocketConfig
 from edgeguardd.core.model import AckEffect, AckStatus, Action, Outcome, Parameters
@@ -177,7 +180,13 @@ if it did not, and hands capacity back afterwards. It is plain enough for twenty
   the next rung of the ladder follows at once.
 - **Heartbeat.** A silent peer is pinged every `heartbeat_s`. An inference server that is silent for three heartbeats is
   disconnected. Any line counts as a sign of life; clients may ping too.
-- **Unknown is ignored.** Unknown fields are skipped by both sides; an unknown message type is answered with an error.
+- **Unknown is ignored.** Unknown fields are skipped by both sides. A message of an unknown type is answered with an
+  error by the server, and passed over by the client.
+- **What cannot be read.** A client passes over a line that it cannot read, or ends the connection; never its program.
+- **Again.** A client without a connection waits for {FIRST_S:g} s before it tries again, and about twice as long after
+  each attempt that brought no welcome, {LONGEST_PAUSE_S:g} s at most, partly by chance, so that not all come at once.
+- **A daemon that stays away.** What is in force outlives the connection. A client that has been alone for
+  {LOST_AFTER_S:g} s lifts it ([ADR 7](../adr/0007-a-lost-guard-fails-open.md)).
 - **Who may.** The socket's mode and group say who may connect. The inference role is for peers that live in the
   target's cgroup, and for users in `[socket] allow_uids`.
 - **Limits.** A line has at most {wire.MAX_LINE_BYTES} bytes without its newline, a name {wire.MAX_NAME_CHARS}
@@ -211,4 +220,26 @@ with socket.socket(socket.AF_UNIX) as sock:
         elif message["type"] == "ping":
             say(type="pong", id=message.get("id"))
 ```
+"""
+
+CONFORMANCE_TEXT = """
+## Conformance
+
+What makes a client conform, as transcripts. `edgeguardctl conformance --exec PROGRAM` plays each of them with your
+program, sending these very bytes: [how to write a client](../how-to/write-a-client.md).
+
+| Line | Meaning |
+|---|---|
+| `<` | The client gets this line, in one write. |
+| `<.` | It gets it in one write a byte. |
+| `<&` | It gets it in the same write as the next. |
+| `<~` | It gets this without a newline. |
+| `>` | The client says a line with these fields, among others; acks within `deadline_s`, neighbours in any order. |
+| `>?` | The client may say this line. |
+| `=` | The program shows this state, perhaps among other things; such a case needs the test contract. |
+| `*` | Something happens. |
+
+In a line, `@fill:65536@` stands for so many letters `x` that the line has 65536 bytes, `@nest:1000@` for 1000 arrays,
+each within the other, and `@byte:ff@` for that byte. The client may report, ask for admission, ping, and ack `accepted`
+at any time after its welcome. Each case ends with a ping, which has to be answered.
 """

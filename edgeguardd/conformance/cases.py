@@ -7,6 +7,7 @@ from typing import Any
 
 from edgeguardd.conformance.script import (
     CONTRACT_REASON,
+    LOST_AFTER_S,
     Case,
     Close,
     Give,
@@ -81,7 +82,7 @@ def _state(**fields: Any) -> Shows:
     return Shows(fields)
 
 
-def _case(name: str, rule: str, *steps: Step, lost_after_s: float = 30.0) -> Case:
+def _case(name: str, rule: str, *steps: Step, lost_after_s: float = LOST_AFTER_S) -> Case:
     return Case(name, rule, steps, lost_after_s)
 
 

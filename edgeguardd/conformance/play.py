@@ -1,39 +1,17 @@
 """Plays cases against a program and says how each went.
 
-Must not: print. Upstream: stage, cases. Downstream: cli.conformance.
+Must not: print. Upstream: stage, outcome. Downstream: cli.conformance.
 """
 
 import concurrent.futures
-import enum
 import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from msgspec import Struct
-
+from edgeguardd.conformance.outcome import Outcome, Result
 from edgeguardd.conformance.peer import Fault
 from edgeguardd.conformance.script import Case, lines_of
 from edgeguardd.conformance.stage import NotApplicable, Stage
-
-
-class Outcome(enum.StrEnum):
-    """How a case went."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    LEFT_OUT = "left out"
-
-
-class Result(Struct, frozen=True):
-    """One case and its outcome; `why` says what was wrong, or why it was left out; `heard` is what was really said."""
-
-    name: str
-    rule: str
-    outcome: Outcome
-    why: str
-    took_s: float
-    wanted: list[str]
-    heard: list[str]
 
 
 def play_all(

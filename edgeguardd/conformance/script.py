@@ -12,6 +12,9 @@ from msgspec import Struct
 
 from edgeguardd.core import wire
 
+# After how long a daemon counts as lost, unless the program is told otherwise (ADR 7).
+LOST_AFTER_S = 30.0
+
 
 class How(enum.Enum):
     """In how many writes a line leaves."""
@@ -83,7 +86,7 @@ class Case(Struct, frozen=True):
     name: str
     rule: str
     steps: tuple[Step, ...]
-    lost_after_s: float = 30.0
+    lost_after_s: float = LOST_AFTER_S
 
     @property
     def needs_contract(self) -> bool:

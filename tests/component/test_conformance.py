@@ -5,16 +5,24 @@ import contextlib
 import io
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from edgeguardd.cli import edgeguardctl
 from edgeguardd.conformance.cases import CASES
-from edgeguardd.conformance.play import Outcome, Result, play_all
+from edgeguardd.conformance.outcome import Outcome, Result
+from edgeguardd.conformance.play import play_all
+from edgeguardd.conformance.script import lines_of
 from tests.support import rawclient
+from tests.support.children import ending
 from tests.support.running import REPOSITORY
+from tests.support.subscribers import no_leaked_descriptors
+from tests.support.wait import DEADLINE_S, eventually
 
 RAW = [sys.executable, "-S", "-E", os.path.join(REPOSITORY, "tests/support/rawclient.py")]
 BY_NAME = {case.name: case for case in CASES}
@@ -60,18 +68,32 @@ FINDINGS = [
 ]
 
 
-def played(kind: str, case: str, *, timeout_s: float = 1.0, strict: bool = True) -> Result:
-    """One case with one raw client."""
-    (result,) = play_all([BY_NAME[case]], [*RAW, kind], timeout_s=timeout_s, strict=strict, jobs=1)
+def played(argv: list[str], case: str, *, timeout_s: float = 1.0, strict: bool = True) -> Result:
+    """One case with one client."""
+    (result,) = play_all([BY_NAME[case]], argv, timeout_s=timeout_s, strict=strict, jobs=1)
     return result
+
+
+CLIENTS = {
+    "raw": RAW,
+    "asyncio": [sys.executable, "packaging/python/asyncio_server.py"],
+    "blocking": [sys.executable, "packaging/python/blocking_server.py"],
+}
 
 
 @pytest.fixture(scope="module")
 def found() -> Iterator[dict[tuple[str, str], Result]]:
-    """Each finding, played; many at once, because most of the time goes by waiting."""
-    with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        pairs = [(kind, case) for kind, case, _ in FINDINGS]
-        yield dict(zip(pairs, pool.map(lambda pair: played(*pair), pairs), strict=True))
+    """Every finding, and every case with every right client: many at once, because most of the time is waiting."""
+    wrong = [(kind, case) for kind, case, _ in FINDINGS]
+    right = [(client, case.name) for client in CLIENTS for case in CASES]
+    # The cases that wait for the longest come first.
+    right.sort(key=lambda pair: pair[1] not in {"back-off", "lost", "gone", "old-acks"})
+    with concurrent.futures.ThreadPoolExecutor(12) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(REPOSITORY)
+        patch.setenv("PYTHONPATH", REPOSITORY)
+        faults = pool.map(lambda pair: played([*RAW, pair[0]], pair[1]), wrong)
+        passes = pool.map(lambda pair: played(CLIENTS[pair[0]], pair[1], timeout_s=DEADLINE_S), right)
+        yield dict(zip(wrong + right, [*faults, *passes], strict=True))
 
 
 @pytest.mark.parametrize(("kind", "case", "sentence"), FINDINGS)
@@ -94,19 +116,105 @@ def conformance(*argv: str) -> tuple[int, str]:
     return status, output.getvalue()
 
 
-CLIENTS = {
-    "raw": RAW,
-    "asyncio": [sys.executable, "packaging/python/asyncio_server.py"],
-    "blocking": [sys.executable, "packaging/python/blocking_server.py"],
-}
-
-
+@pytest.mark.parametrize("case", BY_NAME)
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_right_client_passes_every_case(client: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty lines of sockets, and both clients of ours."""
-    monkeypatch.chdir(REPOSITORY)
-    monkeypatch.setenv("PYTHONPATH", REPOSITORY)
-    status, output = conformance("--json", "--jobs", "12", "--timeout", "20", "--exec", *CLIENTS[client])
+def test_a_right_client_passes(found: dict[tuple[str, str], Result], client: str, case: str) -> None:
+    """A hundred lines of sockets, and both clients of ours."""
+    result = found[client, case]
+    assert (result.outcome, result.why) == (Outcome.PASSED, ""), result
+
+
+def test_text_tells_outcome_rule_and_what_was_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line a case; under one that failed the rule and the end of what was said."""
+    status, output = conformance("--only", "trim,unknown-action", "--exec", *RAW, "eager")
+    assert (status, output.splitlines()[0]) == (1, "ok    trim")
+    assert "FAIL  unknown-action: command 1 was acked done where unsupported was due\n      Rule: A command" in output
+    assert '      > {"type":"ack","seq":1,"status":"done"}\n' in output
+    assert output.splitlines()[-1] == "1 passed, 1 failed, 0 left out"
+
+
+def test_json_tells_the_same() -> None:
+    """For programs: each case with its rule, its transcript and what was really said."""
+    status, output = conformance("--json", "--only", "trim", "--exec", *RAW)
     told = json.loads(output)
-    assert [(case["name"], case["why"]) for case in told["cases"] if case["outcome"] != "passed"] == []
-    assert (status, told["passed"], told["failed"], told["left_out"]) == (0, len(CASES), 0, 0)
+    assert (status, told["passed"], told["failed"], told["left_out"]) == (0, 1, 0, 0)
+    (case,) = told["cases"]
+    assert (case["name"], case["outcome"], case["why"]) == ("trim", "passed", "")
+    assert case["wanted"] == lines_of(BY_NAME["trim"])
+    assert case["heard"][0].startswith('> {"type":"hello"')
+
+
+def test_a_server_without_the_contract_is_tested_as_far_as_the_socket_shows() -> None:
+    """Its own prints do not matter; what it does not support is left out, and said so."""
+    status, output = conformance(
+        "--protocol-only", "--only", "hello-first,trim,deadline,repeat", "--exec", *RAW, "trims-only"
+    )
+    assert status == 0
+    assert "-     trim: it needs a program that keeps the test contract" in output
+    assert "-     deadline: it does not support reduce_batch" in output
+    assert "ok    hello-first" in output
+
+
+def test_nothing_played_is_no_success() -> None:
+    """A green CI job has seen something pass."""
+    assert conformance("--protocol-only", "--only", "trim", "--exec", *RAW)[0] == 1
+
+
+def test_the_list_names_every_case() -> None:
+    """With its rule, and whether it needs the contract; as JSON too."""
+    status, output = conformance("--list")
+    assert status == 0
+    assert [line.split()[0] for line in output.splitlines()] == list(BY_NAME)
+    assert [case["name"] for case in json.loads(conformance("--list", "--json")[1])["cases"]] == list(BY_NAME)
+
+
+def test_a_program_that_cannot_be_started_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not thirty failures."""
+    status, _ = conformance("--exec", "/nowhere/my-server")
+    assert status == 1
+    told = capsys.readouterr().err
+    assert told == (
+        "edgeguardctl: cannot start /nowhere/my-server: no such file or directory; name a program that can be run\n"
+    )
+
+
+@pytest.mark.parametrize("argv", [[], ["--only", "nonsense"], ["--timeout", "0"], ["--jobs", "none"], ["--exec"]])
+def test_wrong_usage_is_told(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2, before anything is started."""
+    with pytest.raises(SystemExit) as caught:
+        conformance(*argv)
+    assert caught.value.code == 2
+    assert "cannot" in capsys.readouterr().err
+
+
+def test_nothing_is_left_of_a_program(tmp_path: Path) -> None:
+    """A program that does not hear SIGTERM, with a child that does not either: both are gone, and so is the socket."""
+    script = tmp_path / "stubborn"
+    script.write_text(
+        f'#!/bin/sh\ntrap "" TERM\nsleep 1000 &\necho "$EDGEGUARDD_SOCKET $!" > {tmp_path}/told\nexec {" ".join(RAW)}\n'
+    )
+    script.chmod(0o700)
+    with no_leaked_descriptors():
+        assert played([str(script)], "trim", timeout_s=DEADLINE_S).outcome is Outcome.PASSED
+    path, pid = (tmp_path / "told").read_text().split()
+    assert not os.path.exists(path)
+    eventually(lambda: not os.path.exists(f"/proc/{pid}") or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text())
+
+
+def test_an_interrupt_ends_it_soon() -> None:
+    """Ctrl-C: the programs under test end as well."""
+    argv = [sys.executable, "-m", "edgeguardd.cli.edgeguardctl", "conformance", "--exec", *RAW, "silent"]
+    started = subprocess.Popen(argv, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with ending(started) as process:
+        eventually(lambda: grandchildren(process.pid))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == 130
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read()
+
+
+def grandchildren(pid: int) -> list[str]:
+    """The programs that a process has started."""
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split() or [
+        child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]

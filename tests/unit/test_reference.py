@@ -1,5 +1,6 @@
 """The reference pages and the example configuration are what the program says of itself, and complete."""
 
+import contextlib
 import inspect
 import re
 import socket
@@ -22,6 +23,9 @@ from edgeguardd.cli import (
     reference,
 )
 from edgeguardd.cli.protocolpage import page, type_words
+from edgeguardd.conformance.cases import CASES
+from edgeguardd.conformance.peer import Peer
+from edgeguardd.conformance.script import How, bytes_of, lines_of
 from edgeguardd.core import configpolicy, configtable, wire
 from edgeguardd.core.config import Config
 from edgeguardd.core.configparse import read
@@ -154,10 +158,40 @@ def test_no_meaning_is_left_of_a_field_that_is_gone() -> None:
 
 def test_the_example_session_is_spoken_protocol() -> None:
     """Each line of the session can be read back by the side that gets it."""
-    lines = re.findall(r"^([<>]) (\{.*\})$", page(), re.MULTILINE)
+    session = page().partition("## A session")[2].partition("## Rules")[0]
+    lines = re.findall(r"^([<>]) (\{.*\})$", session, re.MULTILINE)
     assert len(lines) > 10
     for side, line in lines:
         (wire.decode_client if side == ">" else wire.decode_server)(line.encode())
+
+
+def test_the_transcripts_on_the_page_are_those_that_are_played() -> None:
+    """Case by case, step by step, and the bytes that a program under test gets are the page's."""
+    text = (ROOT / "docs/reference/protocol.md").read_text().partition("## Conformance")[2]
+    printed = dict(re.findall(r"^### `([\w-]+)`\n\n[^\n]*\n\n```text\n(.*?)\n```$", text, re.MULTILINE | re.DOTALL))
+    assert {name: transcript.split("\n") for name, transcript in printed.items()} == {
+        case.name: lines_of(case) for case in CASES
+    }
+    for transcript in printed.values():
+        for mark, line in re.findall(r"^(<[.&~]?) ?(.*)$", transcript, re.MULTILINE):
+            ours, theirs = socket.socketpair()
+            with contextlib.closing(Peer(ours)) as peer, theirs, theirs.makefile("rb") as reader:
+                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)
+                sender = threading.Thread(target=give, args=(peer, line, How(mark)))
+                sender.start()
+                got = reader.read()
+                sender.join()
+            end = b"" if mark == How.UNFINISHED.value else b"\n"
+            follow = b"\n" if mark == How.WITH_THE_NEXT.value else b""
+            assert got == bytes_of(line) + end + follow
+
+
+def give(peer: Peer, line: str, how: How) -> None:
+    """Say a line, and the next one where that is what makes it leave; then end the connection."""
+    peer.give(line, how)
+    if how is How.WITH_THE_NEXT:
+        peer.give("", How.ALONE)
+    peer.close()
 
 
 def test_the_smallest_client_works(tmp_path: Path) -> None:
