@@ -5,6 +5,8 @@ import contextlib
 import io
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from tests.support.subscribers import no_leaked_descriptors
 from tests.support.wait import DEADLINE_S, eventually
 
 RAW = [sys.executable, "-S", "-E", os.path.join(REPOSITORY, "tests/support/rawclient.py")]
+HOW_TO = Path(REPOSITORY, "docs/how-to/write-a-client.md")
 BY_NAME = {case.name: case for case in CASES}
 
 # Kind of wrong client, a case that finds it out, and words of the sentence that says why.
@@ -199,6 +202,20 @@ def test_nothing_is_left_of_a_program(tmp_path: Path) -> None:
     path, pid = (tmp_path / "told").read_text().split()
     assert not os.path.exists(path)
     eventually(lambda: not os.path.exists(f"/proc/{pid}") or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text())
+
+
+@pytest.mark.parametrize("command", re.findall(r"^ {4}(edgeguardctl .*)$", HOW_TO.read_text(), re.MULTILINE))
+def test_each_command_of_the_page_on_writing_clients_works(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the reader's server in place of ./my-server; short, since the cases are played elsewhere."""
+    server = tmp_path / "my-server"
+    server.write_text(f"#!/bin/sh\nexec {' '.join(RAW)}\n")
+    server.chmod(0o700)
+    monkeypatch.chdir(tmp_path)
+    program, *argv = shlex.split(command)
+    assert (program, argv[0]) == ("edgeguardctl", "conformance")
+    assert conformance("--only", "ping", *argv[1:])[0] == 0
 
 
 def test_an_interrupt_ends_it_soon() -> None:
