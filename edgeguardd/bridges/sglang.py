@@ -1,4 +1,4 @@
-"""SGLang's HTTP server. Facts: SGLang 0.5.5 to 0.5.23, python/sglang/srt/entrypoints/{http_server,v1_loads}.py,
+"""SGLang's HTTP server. Facts: SGLang 0.5.6 to 0.5.23, python/sglang/srt/entrypoints/{http_server,v1_loads}.py,
 managers/scheduler_update_weights_mixin.py, later managers/scheduler_components/weight_updater.py.
 
 As in vLLM the KV cache is one pool, so a trim (/flush_cache) only empties books, and the pool is parked while requests
@@ -21,6 +21,7 @@ Dangers, and what is done about them:
 Must not: release before flush_cache has said 200. Upstream: base, probes. Downstream: bridge.
 """
 
+import re
 from typing import Any, ClassVar
 
 from edgeguardd.bridges.base import Look, Server
@@ -34,6 +35,9 @@ GARBAGE = "garbage"
 # Behind the weight version that the operator has set; what follows is what is released.
 MARK = "+edgeguardd-released:"
 
+# Before, /pause_generation knew no mode and aborted (sglang#10071).
+PAUSES_BY_MODE = (0, 5, 6)
+
 PAUSE, CONTINUE, FLUSH = "/pause_generation", "/continue_generation", "/flush_cache"
 RELEASE, RESUME = "/release_memory_occupation", "/resume_memory_occupation"
 VERSION, FROM_DISK = "/update_weight_version", "/update_weights_from_disk"
@@ -44,7 +48,7 @@ NO_SAVER = (
 )
 NO_CALLS = (
     "cannot release the KV cache or unload: this SGLang lacks /pause_generation, /release_memory_occupation or "
-    "/update_weight_version; use 0.5.5 or newer"
+    "/update_weight_version, or pauses by aborting; use 0.5.6 or newer"
 )
 BACKUP = (
     "cannot unload the weights: --enable-weights-cpu-backup would copy them to the host's memory; start it without, "
@@ -57,8 +61,9 @@ class SglangServer(Server):
     """One server, whatever the number of its ranks."""
 
     name: ClassVar[str] = "sglang"
+    # Not /health: it generates a token unless SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION is off.
     harmless: ClassVar[frozenset[str]] = frozenset(
-        {"/health", "/ready", "/metrics", "/v1/models", "/model_info", "/get_model_info", "/v1/loads", "/get_load"}
+        {"/ready", "/metrics", "/v1/models", "/model_info", "/get_model_info", "/v1/loads", "/get_load"}
     )
 
     _weights_go = False
@@ -68,7 +73,7 @@ class SglangServer(Server):
         info = await self._info()
         calls = await offered(self.http, (PAUSE, RELEASE, VERSION, FROM_DISK))
         saves = info.get("enable_memory_saver") is True
-        parks = saves and {PAUSE, RELEASE, VERSION} <= calls
+        parks = saves and {PAUSE, RELEASE, VERSION} <= calls and not _is_older(info["version"], PAUSES_BY_MODE)
         backup = info.get("enable_weights_cpu_backup") is True
         self._weights_go = parks and not backup and FROM_DISK in calls and self.options.unload != KV
         cannot = [] if saves else [NO_SAVER]
@@ -197,6 +202,13 @@ class SglangServer(Server):
         plain = str((await self._info()).get("weight_version") or "default").partition(MARK)[0]
         new = f"{plain}{MARK}{','.join(tags)}" if tags else plain
         await self.http.post(VERSION, {"new_version": new, "abort_all_requests": False})
+
+
+def _is_older(version: str, than: tuple[int, int, int]) -> bool:
+    """Of "0.5.23" and "0.5.6.post2"; a version of another form, as a build from source has, is not."""
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    numbers = tuple(int(number) for number in found.groups()) if found else (0, 0, 0)
+    return (0, 0, 0) < numbers < than
 
 
 def _marked(info: dict[str, Any]) -> frozenset[str]:

@@ -34,6 +34,9 @@ WEIGHTS = "weights"
 # The gate has been drained before, for much longer.
 CUT_AFTER_S = 5.0
 
+# The first versions with /pause (0.14) know only the second, and abort without it.
+WAITING = "mode=wait&wait_for_inflight_requests=true"
+
 RESET, PAUSE, RELEASE_KV = "/reset_prefix_cache", "/pause", "/release_kv_cache_memory"
 SLEEP, WAKE, RPC = "/sleep", "/wake_up", "/collective_rpc"
 
@@ -164,7 +167,7 @@ class VllmServer(Server):
         if not self._pauses:
             return
         try:
-            await self.http.post(f"{PAUSE}?mode=wait", within_s=CUT_AFTER_S)
+            await self.http.post(f"{PAUSE}?{WAITING}", within_s=CUT_AFTER_S)
         except AwayError:
             if not cut:
                 await self.http.post("/resume")

@@ -1,6 +1,6 @@
 """A stand-in for SGLang's HTTP server.
 
-For: the tests of bridges.sglang. Upstream: restserver. What it answers is read in SGLang's source, v0.5.5 to v0.5.23:
+For: the tests of bridges.sglang. Upstream: restserver. What it answers is read in SGLang's source, v0.5.6 to v0.5.23:
 entrypoints/http_server.py (routes, AuthLevel.ADMIN_OPTIONAL), entrypoints/v1_loads.py,
 managers/scheduler_update_weights_mixin.py and scheduler_components/weight_updater.py (release_memory_occupation asserts
 that the scheduler is idle, and an assertion there ends the server; resume without a release is a KeyError, which does
@@ -11,7 +11,7 @@ refused while that is not empty (sgl-project/sglang#32153).
 from typing import Any
 
 from tests.support.standin import Call, Reply
-from tests.support.standins.restserver import RestServer, Table, Work, ok
+from tests.support.standins.restserver import RestServer, Table, Work
 
 WEIGHT_BYTES = 600 << 20
 KV_BYTES = 300 << 20
@@ -68,7 +68,7 @@ class Sglang(RestServer):
 
     def routes(self) -> Table:
         table: Table = {
-            ("GET", "/health"): ok,
+            ("GET", "/health"): self._health,
             ("GET", "/get_server_info"): self._server_info,
             ("GET", "/get_load"): self._get_load,
             ("POST", "/generate"): self._generate,
@@ -92,6 +92,12 @@ class Sglang(RestServer):
         return table
 
     # Inference
+
+    def _health(self, _: Call) -> Reply:
+        # It generates a token: while paused that waits until its time is over.
+        if self.paused:
+            return Reply(b"", 503)
+        return self._crash() if self.offloaded else Reply(b"")
 
     async def _generate(self, _: Call) -> Reply:
         how = await self.work.serve()

@@ -19,7 +19,10 @@ MODES = ("abort", "wait", "keep")
 
 
 class Vllm(RestServer):
-    """One engine. `kv_release`: has POST /release_kv_cache_memory, as from v0.31 (vllm-project/vllm#44890)."""
+    """One engine. `kv_release`: has POST /release_kv_cache_memory, as from v0.31 (vllm-project/vllm#44890).
+
+    `pause_modes`: /pause knows `mode`; v0.14 did not.
+    """
 
     def __init__(
         self,
@@ -28,6 +31,7 @@ class Vllm(RestServer):
         dev_mode: bool = True,
         sleep_mode: bool = True,
         pausing: bool = True,
+        pause_modes: bool = True,
         kv_release: bool = True,
         json_config: bool = True,
         speculative: bool = False,
@@ -37,6 +41,7 @@ class Vllm(RestServer):
         self.dev_mode = dev_mode
         self.sleep_mode = sleep_mode
         self.pausing = pausing
+        self.pause_modes = pause_modes
         self.kv_release = kv_release
         self.json_config = json_config
         self.speculative = speculative
@@ -122,7 +127,9 @@ class Vllm(RestServer):
         return Reply({"vllm_config": config, "vllm_env": {"VLLM_SERVER_DEV_MODE": True}, "system_env": {}})
 
     async def _pause(self, call: Call) -> Reply:
-        mode = call.query.get("mode", "abort")
+        mode = call.query.get("mode", "abort") if self.pause_modes else "abort"
+        if call.query.get("wait_for_inflight_requests") == "true":
+            mode = "wait"  # deprecated, and the only one that the first versions knew
         if mode not in MODES:
             return Reply(
                 {"detail": [{"loc": ["query", "mode"], "msg": "Input should be 'abort', 'wait' or 'keep'"}]}, 422

@@ -60,7 +60,7 @@ def test_a_process_that_stays_is_no_success(tmp_path: Path) -> None:
 
     async def test(server: LocalAi) -> None:
         server.leaves_child = True
-        bridged = await found(server, patience_s=0.5)
+        bridged = await found(server, patience_s=1.5)
         said = await bridged.failure_of(bridged.unload())
         assert "processes of chat, whisper are gone" in said
         assert await bridged.refuses()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgeguardd.bridges import catalog
+from edgeguardd.bridges import catalog, vllm
 from edgeguardd.bridges.calls import AwayError, ServerError
 from edgeguardd.bridges.trtllm import KEY_VARIABLE
 from edgeguardd.client import NoEffect
@@ -141,7 +141,7 @@ def test_a_server_that_goes_down_fails_its_command_and_comes_back_by_restore(nam
     """The command fails with a sentence; requests stay refused until restore has found the server in order."""
 
     async def test() -> None:
-        async with standing(name, tmp_path, patience_s=1.0) as (server, bridged):
+        async with standing(name, tmp_path) as (server, bridged):
             await bridged.found()
             server.kill()
             assert "start the server" in await bridged.failure_of(bridged.unload())
@@ -155,18 +155,24 @@ def test_a_server_that_goes_down_fails_its_command_and_comes_back_by_restore(nam
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_server_that_is_slow_fails_in_time_and_holds_up_no_other_command(name: str, tmp_path: Path) -> None:
+def test_a_server_that_is_slow_fails_in_time_and_holds_up_no_other_command(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Refusing works at once while the slow call is under way."""
+    monkeypatch.setattr(vllm, "CUT_AFTER_S", 0.3)
 
     async def test() -> None:
-        async with standing(name, tmp_path, patience_s=0.5, call_within_s=0.3) as (server, bridged):
+        async with standing(name, tmp_path) as (server, bridged):
             await bridged.found()
             server.hold(FIRST[name])
+            patience_s, within_s = bridged.server.patience_s, bridged.server.http.within_s
+            bridged.server.patience_s = bridged.server.http.within_s = 0.3
             unloading = asyncio.create_task(bridged.failure_of(bridged.unload()))
             await soon(lambda: server.waiting(FIRST[name]))
             assert await bridged.reject() is None
             assert not unloading.done()
-            assert "cannot" in await unloading
+            assert "no answer within 0.3 s" in await unloading
+            bridged.server.patience_s, bridged.server.http.within_s = patience_s, within_s
             server.let_go(FIRST[name])
             await bridged.restore()
             assert not await bridged.refuses()

@@ -236,10 +236,11 @@ def test_the_operators_weight_version_is_kept() -> None:
     ("flags", "said", "parks"),
     [
         ({"memory_saver": False}, "--enable-memory-saver", False),
-        ({"pausing": False, "version": "0.5.3"}, "0.5.5 or newer", False),
-        ({"memory_calls": False, "version": "0.4.0"}, "0.5.5 or newer", False),
+        ({"pausing": False, "version": "0.5.3"}, "0.5.6 or newer", False),
+        ({"version": "0.5.5"}, "0.5.6 or newer", False),
+        ({"memory_calls": False, "version": "0.4.0"}, "0.5.6 or newer", False),
         ({"weights_backup": True}, "--enable-weights-cpu-backup", True),
-        ({"new_names": False, "version": "0.5.5"}, "max-running-requests", True),
+        ({"new_names": False, "version": "0.5.6.post2"}, "max-running-requests", True),
     ],
 )
 def test_what_the_flags_and_the_version_do_not_allow_is_said(flags: dict[str, Any], said: str, parks: bool) -> None:
@@ -254,6 +255,15 @@ def test_what_the_flags_and_the_version_do_not_allow_is_said(flags: dict[str, An
         assert server.done() == []
 
     run(test, **flags)
+
+
+def test_a_build_from_source_is_taken_for_a_new_one() -> None:
+    """Its version says nothing."""
+
+    async def test(server: Sglang) -> None:
+        assert (await Bridged("sglang", server).found()).look.parks
+
+    run(test, version="0.0.0.dev1+g1234567")
 
 
 def test_weights_are_not_copied_to_the_host() -> None:

@@ -13,8 +13,9 @@ from tests.support.bridging import Bridged
 from tests.support.standins.vllm import KV_BYTES, WEIGHT_BYTES, Vllm
 from tests.support.wait import soon
 
-PARKED = ["/pause?mode=wait", "/release_kv_cache_memory"]
-ASLEEP = ["/pause?mode=wait", "/sleep?level=2"]
+WAIT = "/pause?mode=wait&wait_for_inflight_requests=true"
+PARKED = [WAIT, "/release_kv_cache_memory"]
+ASLEEP = [WAIT, "/sleep?level=2"]
 KV_BACK = ["/wake_up?tags=kv_cache", "/reset_prefix_cache", "/resume"]
 WEIGHTS_BACK = ["/wake_up?tags=weights", "/collective_rpc"]
 
@@ -189,10 +190,11 @@ def test_who_came_past_the_gate_is_not_aborted_by_parking(monkeypatch: pytest.Mo
         await soon(lambda: server.work.running)
         await bridged.reject()
         assert "past the gate" in await bridged.failure_of(bridged.trim())
-        assert server.done("/v1/completions") == ["/pause?mode=wait", "/resume"]
+        assert server.done("/v1/completions") == [WAIT, "/resume"]
         assert not server.paused
         server.work.end()
         assert (await asked)["choices"][0] == {"text": "hello", "finish_reason": "stop"}
+        monkeypatch.undo()
         await bridged.trim()
         assert server.device_bytes == WEIGHT_BYTES
 
@@ -237,10 +239,27 @@ def test_an_unload_cuts_off_who_came_past_the_gate(monkeypatch: pytest.MonkeyPat
         asked = asyncio.create_task(ask(server))
         await soon(lambda: server.work.running)
         await bridged.unload()
-        assert server.done("/v1/completions") == ["/pause?mode=wait", "/pause?mode=abort", "/sleep?level=2"]
+        assert server.done("/v1/completions") == [WAIT, "/pause?mode=abort", "/sleep?level=2"]
         assert (await asked)["choices"][0]["finish_reason"] == "abort"
 
     run(test)
+
+
+def test_an_older_pause_does_not_abort_either() -> None:
+    """0.14 knows no `mode`, and aborts unless it is told to wait in its own words."""
+
+    async def test(server: Vllm) -> None:
+        bridged = await Bridged("vllm", server).found()
+        asked = asyncio.create_task(ask(server))
+        await soon(lambda: server.work.running)
+        unloading = asyncio.create_task(bridged.unload())
+        await soon(lambda: WAIT in server.done())
+        server.work.end()
+        assert (await asked)["choices"][0]["finish_reason"] == "stop"
+        await unloading
+        assert server.device_bytes == 0
+
+    run(test, pause_modes=False, kv_release=False, version="0.14.0")
 
 
 def test_a_bridge_that_died_is_followed_by_one_that_wakes_the_server(tmp_path: Path) -> None:
