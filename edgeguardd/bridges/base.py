@@ -64,7 +64,7 @@ class Server(abc.ABC):
         self.options = options
         self.keeper = keeper
         self.patience_s = patience_s
-        # What release() has unloaded and not loaded again yet.
+        # What release() or unload() has taken out, or begun to, and load() has not brought back yet.
         self.out: tuple[str, ...] | None = None
         # The cgroup.procs file of the server's cgroup, once it is known.
         self.procs_file: Callable[[], str | None] = lambda: None

@@ -1,6 +1,6 @@
 """Waiting until nobody is inside a server, whoever keeps requests out of it.
 
-Must not: shut anything. Upstream: base, places. Downstream: bridge.
+Must not: shut anything. Upstream: base, places. Downstream: works.
 """
 
 import asyncio

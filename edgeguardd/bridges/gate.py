@@ -29,6 +29,9 @@ CONNECT_S = 5.0
 STALL_S = 30.0
 # A connection without a request is kept so long.
 IDLE_S = 75.0
+# Who was answered before its request was whole may go on sending it for so long: closed at once, with bytes unread, the
+# kernel resets the connection, and the client may never see the answer.
+LINGER_S = 2.0
 
 # RFC 9110 7.6.1: these are about one connection. Expect is answered here.
 _HOP_BY_HOP = frozenset(
@@ -102,6 +105,15 @@ class _Client:
         self._eof = False
 
     async def serve(self) -> None:
+        """All its requests, and what it still sends after the last answer."""
+        await self._requests()
+        if not self._eof and self._http.their_state is h11.SEND_BODY:
+            self._writer.write_eof()
+            async with asyncio.timeout(LINGER_S):
+                while await self._reader.read(PIECE_BYTES):
+                    pass
+
+    async def _requests(self) -> None:
         """One request after the other. Raises ConnectionError, TimeoutError where the client is at fault."""
         while True:
             try:

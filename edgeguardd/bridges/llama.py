@@ -111,12 +111,13 @@ class LlamaServer(Server):
 
         Left to autoload, their weights would look like something that has grown, and be taken away again.
         """
-        await self.load(await self.unload())
+        await self.reload()
 
     async def unload(self) -> tuple[str, ...]:
         """End the process, or those of the router's models."""
         if self._router:
             return await self._unload_models()
+        self.out = ()
         await self._kept().stop()
         return ()
 
@@ -153,6 +154,7 @@ class LlamaServer(Server):
         states = await self._states()
         wanted: list[str] = self.options.model or list(states)
         taken = [name for name in wanted if states.get(name) in PROCESS_STATES]
+        self.out = tuple(taken)
         for name in taken:
             try:
                 await self.http.post("/models/unload", {"model": name})
@@ -165,7 +167,7 @@ class LlamaServer(Server):
             return not any(now.get(name) in PROCESS_STATES for name in taken)
 
         await self.until(gone, f"{', '.join(taken)} left memory")
-        return tuple(taken)
+        return self.out
 
     async def _load_model(self, name: str) -> None:
         if (await self._states()).get(name) not in PROCESS_STATES:

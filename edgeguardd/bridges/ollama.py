@@ -46,11 +46,12 @@ class OllamaServer(Server):
 
     async def release(self) -> None:
         """Unload and load again: the prompt cache is gone. Left to the next request, the weights would look grown."""
-        await self.load(await self.unload())
+        await self.reload()
 
     async def unload(self) -> tuple[str, ...]:
         """Keep each loaded model alive for no time, until /api/ps names none of them."""
         loaded = await self._loaded()
+        self.out = tuple(name + PINNED_MARK if pinned else name for name, pinned in loaded.items())
         for name in loaded:
             await self._keep_alive(name, 0)
 
@@ -58,7 +59,7 @@ class OllamaServer(Server):
             return not loaded.keys() & (await self._loaded()).keys()
 
         await self.until(gone, f"{', '.join(loaded)} left memory")
-        return tuple(name + PINNED_MARK if pinned else name for name, pinned in loaded.items())
+        return self.out
 
     async def load(self, taken: tuple[str, ...]) -> None:
         """Load what was loaded, for as long as Ollama keeps models by itself, or for ever where it was pinned."""

@@ -1,11 +1,15 @@
 """What a bridge has taken out of memory, here and in its file, and what an operation gave back, as an answer.
 
-Must not: call the server, touch the gate. Upstream: taken, client. Downstream: bridge.
+Must not: call the server, touch the gate. Upstream: taken, client. Downstream: bridge, works.
 """
 
 from edgeguardd.bridges.calls import ServerError
 from edgeguardd.bridges.taken import Taken
 from edgeguardd.client import Logical, NoEffect, Released
+from edgeguardd.errors import EdgeguardError
+from edgeguardd.logs import get_logger
+
+log = get_logger()
 
 Result = Released | Logical | NoEffect | None
 
@@ -13,8 +17,9 @@ Result = Released | Logical | NoEffect | None
 class Out:
     """`names` is what load() needs; None: all is in memory. `parked`: out for as long as requests are refused."""
 
-    def __init__(self, taken: Taken) -> None:
+    def __init__(self, taken: Taken, server: str) -> None:
         self._taken = taken
+        self._server = server
         self.names: tuple[str, ...] | None = None
         self.parked = False
 
@@ -32,9 +37,12 @@ class Out:
         self.took((), parked=parked)
 
     def took(self, names: tuple[str, ...], *, parked: bool = False) -> None:
-        """So much is out. Raises EdgeguardError when it cannot be kept."""
-        self._taken.write(names)
+        """So much is out. Memory comes first: where that cannot be written down, it works as well."""
         self.names, self.parked = names, parked
+        try:
+            self._taken.write(names)
+        except EdgeguardError as error:
+            log.warning("bridge_cannot", server=self._server, why=str(error))
 
     def clear(self) -> None:
         """It is all back."""

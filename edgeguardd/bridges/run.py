@@ -11,11 +11,11 @@ import os
 import resource
 import shlex
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 
 from edgeguardd.bridges import catalog
 from edgeguardd.bridges.base import Look, Server
-from edgeguardd.bridges.bridge import Bridge, Settings
+from edgeguardd.bridges.bridge import Bridge
 from edgeguardd.bridges.calls import Http, ServerError
 from edgeguardd.bridges.endpoint import Endpoint
 from edgeguardd.bridges.figures import Figures
@@ -23,6 +23,7 @@ from edgeguardd.bridges.gate import MAX_CONNECTIONS, Gate
 from edgeguardd.bridges.places import Places
 from edgeguardd.bridges.supervise import ChildKeeper, CommandKeeper, Keeper, UnitKeeper
 from edgeguardd.bridges.taken import Taken
+from edgeguardd.bridges.works import Settings
 from edgeguardd.client import AsyncSubscriber, Level
 from edgeguardd.core.model import Action
 from edgeguardd.errors import EdgeguardError, KernelError
@@ -31,6 +32,7 @@ from edgeguardd.logs import get_logger
 from edgeguardd.systemd import Notifier
 
 REPORT_EVERY_S = 1.0
+MEND_EVERY_S = 5.0
 LOOK_EVERY_S = 1.0
 MAX_KEY_BYTES = 4096
 BACKLOG = 512
@@ -142,7 +144,7 @@ class _Scene:
         subscriber = BridgeSubscriber(
             self._args.name, path=self._args.socket, target=self._args.target, handlers=handlers
         )
-        async with subscriber:
+        async with subscriber, _running(self._mend()):
             log.info(
                 "bridge_ready",
                 server=self._server.name,
@@ -157,6 +159,19 @@ class _Scene:
                 self._report(subscriber)
                 self._notifier.watchdog()
                 await asyncio.sleep(REPORT_EVERY_S)
+
+    async def _mend(self) -> None:
+        """Try again what has failed to come back. Why it fails is said once."""
+        said = None
+        while True:
+            await asyncio.sleep(MEND_EVERY_S)
+            try:
+                await self.bridge.mend()
+                said = None
+            except ServerError as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("bridge_cannot", server=self._server.name, why=said)
 
     async def _found(self) -> Look:
         """Look until the server answers; that it does not is said once."""
@@ -227,6 +242,17 @@ def keeper_of(args: argparse.Namespace, row: catalog.Row, cgroup_procs: str | No
     if args.stop is None or args.start is None:
         raise EdgeguardError("cannot restart the server: --stop and --start belong together; give the other one too")
     return CommandKeeper(shlex.split(args.stop), shlex.split(args.start))
+
+
+@contextlib.asynccontextmanager
+async def _running(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Meanwhile."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager

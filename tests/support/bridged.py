@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from edgeguardd.bridges.base import Server
-from edgeguardd.bridges.bridge import Bridge, Settings
+from edgeguardd.bridges.bridge import Bridge
 from edgeguardd.bridges.calls import Http
 from edgeguardd.bridges.endpoint import endpoint
 from edgeguardd.bridges.figures import Figures
 from edgeguardd.bridges.gate import Gate
 from edgeguardd.bridges.places import Places
 from edgeguardd.bridges.taken import Taken
+from edgeguardd.bridges.works import Settings
 from edgeguardd.client import Command, Level, Parameters
 from edgeguardd.core.model import Action
 from edgeguardd.kernel.cgroupfs import CgroupRoot

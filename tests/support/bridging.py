@@ -12,11 +12,12 @@ from typing import Any
 
 from edgeguardd.bridges import catalog
 from edgeguardd.bridges.base import Look, Server
-from edgeguardd.bridges.bridge import Bridge, Settings
+from edgeguardd.bridges.bridge import Bridge
 from edgeguardd.bridges.calls import ServerError
 from edgeguardd.bridges.figures import Figures
 from edgeguardd.bridges.places import Places
 from edgeguardd.bridges.taken import Taken
+from edgeguardd.bridges.works import Settings
 from edgeguardd.client import Command, Level
 from edgeguardd.core.model import Action, Parameters
 from tests.support.standin import StandIn

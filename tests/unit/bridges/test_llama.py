@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from edgeguardd.bridges.bridge import Settings, SupersededError
 from edgeguardd.bridges.calls import AwayError, ServerError
 from edgeguardd.bridges.llama import NO_KEEPER, NO_SLOT_SAVE_PATH, LlamaServer
+from edgeguardd.bridges.works import Settings, SupersededError
 from edgeguardd.client import Level, Logical, NoEffect, Released
 from tests.support.bridged import GROWN_BYTES, REST_BYTES, Bridged
 from tests.support.fakellama import FakeLlama
@@ -325,11 +325,48 @@ def test_a_server_that_is_down_or_hangs_is_a_sentence_within_its_time(tmp_path: 
                 await bridged.obey("trim_kv_cache", Level.ELEVATED)
             bridged.bridge.server.patience_s = 0.3
             bridged.keeper.may_stop.clear()
-            bridged.bridge._settings = Settings(patience_s=0.05)
+            bridged.bridge._works._settings = Settings(patience_s=0.05)
             await server.up()
             with pytest.raises(ServerError, match=r"did release memory: not within 0\.05 s"):
                 await bridged.obey("trim_kv_cache")
-            assert bridged.places.shut_by == ()
+            assert bridged.places.shut_by == ("unloaded",)
+            await bridged.bridge.mend()
+            assert bridged.keeper.done == ["stop", "start"]
+            assert await bridged.ask() == 200
+
+    asyncio.run(scene())
+
+
+def test_a_bridge_that_is_stopped_in_the_middle_of_a_restart_starts_the_server_first(tmp_path: Path) -> None:
+    """Whenever it ends, it leaves no server stopped."""
+
+    async def scene() -> None:
+        async with standing(tmp_path) as (bridged, server):
+            bridged.grow()
+            bridged.keeper.may_stop.clear()
+            trim = bridged.begin("trim_kv_cache")
+            await soon(lambda: bridged.keeper.done == ["stop"])
+            assert bridged.state_file.read_text() == "[]"
+            await server.down()
+            trim.cancel()
+            await asyncio.gather(trim, return_exceptions=True)
+            await bridged.bridge.close()
+            assert bridged.keeper.done == ["stop", "start"]
+            assert not bridged.state_file.exists()
+
+    asyncio.run(scene())
+
+
+def test_memory_comes_first_where_the_record_cannot_be_written(tmp_path: Path) -> None:
+    """A full disk is no reason to be killed."""
+
+    async def scene() -> None:
+        async with standing(tmp_path) as (bridged, _):
+            bridged.state_file.mkdir()
+            released = await bridged.obey("unload_model", Level.EMERGENCY, model_loaded=False)
+            assert released.bytes == REST_BYTES
+            await bridged.obey("restore", **ALL)
+            assert bridged.keeper.done == ["stop", "start"]
 
     asyncio.run(scene())
 

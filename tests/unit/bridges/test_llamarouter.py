@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from edgeguardd.bridges.bridge import Settings
 from edgeguardd.bridges.calls import ServerError
 from edgeguardd.bridges.llama import AUTOLOAD, LlamaServer
+from edgeguardd.bridges.works import Settings
 from edgeguardd.client import Level, NoEffect, Released
 from tests.support.bridged import REST_BYTES, Bridged
 from tests.support.fakellama import FakeRouter
