@@ -65,6 +65,8 @@ class LocalAiServer(Server):
         """Stop each loaded model, and see that as many processes have ended."""
         before = self._processes()
         loaded = await self._loaded()
+        if loaded is None and not self.options.model:
+            raise ServerError(NO_SYSTEM)
         wanted = tuple(self.options.model) if loaded is None else loaded
         taken = [name for name in wanted if await self._stop(name)]
 

@@ -128,7 +128,8 @@ class OvmsServer(Server):
         found = {}
         for name, model in tree.items():
             versions = model.get("model_version_status") if isinstance(model, dict) else None
-            states = [str(version.get("state")) for version in versions or [] if isinstance(version, dict)]
+            listed = versions if isinstance(versions, list) else []
+            states = [str(version.get("state")) for version in listed if isinstance(version, dict)]
             unfinished = [state for state in states if state != END]
             found[name] = AVAILABLE if AVAILABLE in states else unfinished[0] if unfinished else END
         return found

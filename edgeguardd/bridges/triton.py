@@ -208,5 +208,8 @@ def _counts(config: dict[str, Any]) -> list[int]:
 
 def _scaled(config: dict[str, Any], ratio: float) -> dict[str, Any]:
     """The same with fewer instances."""
-    groups = [{**group, "count": max(1, int(group.get("count", 1) * ratio))} for group in _groups(config)]
+    groups = [
+        {**group, "count": max(1, int(group["count"] * ratio))} if isinstance(group.get("count"), int) else group
+        for group in _groups(config)
+    ]
     return {**config, "instance_group": groups}

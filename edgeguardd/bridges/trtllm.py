@@ -75,7 +75,8 @@ class TrtllmServer(Server):
     async def park(self) -> tuple[str, ...]:
         """Take the KV cache's mapping away."""
         await self._control("POST", RELEASE, {"tags": [KV]})
-        if KV not in (await self._control("GET", STATUS)).field("parked_tags", default=[]):
+        parked = (await self._control("GET", STATUS)).field("parked_tags")
+        if not isinstance(parked, list) or KV not in parked:
             raise ServerError(
                 "cannot say that the KV cache is released: /memory_status denies it; see the server's log"
             )

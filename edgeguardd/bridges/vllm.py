@@ -107,7 +107,7 @@ class VllmServer(Server):
             return {"enable_sleep_mode": found.group(1) == "True"} if found else {}
         if not isinstance(config, dict):
             return {}
-        model, scheduler = (config.get(name) or {} for name in ("model_config", "scheduler_config"))
+        model, scheduler = (_object(config.get(name)) for name in ("model_config", "scheduler_config"))
         seqs = scheduler.get("max_num_seqs")
         return {
             "enable_sleep_mode": model.get("enable_sleep_mode"),
@@ -182,3 +182,7 @@ class VllmServer(Server):
     async def _is_sleeping(self) -> bool:
         """Also while it is paused, from 0.31 on."""
         return (await self.http.get("/is_sleeping")).field("is_sleeping") is True
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -20,6 +20,7 @@ class RestServer(StandIn):
     def __init__(self) -> None:
         super().__init__()
         self.overrides: dict[str, Reply | None] = {}
+        self.to_all: Reply | None = None
         self._held: dict[str, asyncio.Event] = {}
         self._waiting: dict[str, int] = {}
 
@@ -69,6 +70,8 @@ class RestServer(StandIn):
             self._waiting[call.path] = self._waiting.get(call.path, 0) + 1
             await held.wait()
             self._waiting[call.path] -= 1
+        if self.to_all is not None:
+            return self.to_all
         if call.path in self.overrides and call.method != "OPTIONS":
             overridden = self.overrides[call.path]
             if overridden is None:

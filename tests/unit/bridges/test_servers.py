@@ -12,7 +12,7 @@ import pytest
 from edgeguardd.bridges import catalog, vllm
 from edgeguardd.bridges.calls import AwayError, ServerError
 from edgeguardd.bridges.trtllm import KEY_VARIABLE
-from edgeguardd.client import NoEffect
+from edgeguardd.client import NoEffect, Unsupported
 from tests.support.bridging import Bridged
 from tests.support.standin import Call, Reply, StandIn
 from tests.support.standins.localai import LocalAi
@@ -197,5 +197,39 @@ def test_what_is_no_such_server_is_told_by_a_sentence(name: str, content: object
                 await bridged.server.look()
             with contextlib.suppress(ServerError):
                 assert await bridged.server.running() is None
+
+    asyncio.run(test())
+
+
+RUBBISH: list[Any] = [
+    7,
+    [],
+    [[7]],
+    {},
+    "<html>",
+    {"success": 7, "is_sleeping": 7, "parked_tags": 7, "state": 7, "loads": 7, "loaded_models": 7, "version": "1"},
+    {"m": {"model_version_status": 7}, "weight_version": 7, "version": "1", "model_path": 7, "loaded_models": [7]},
+    [{"name": 7, "state": 7}, {"name": "detect", "state": 7, "reason": "unloaded"}],
+]
+
+
+@pytest.mark.parametrize("content", RUBBISH, ids=range(len(RUBBISH)))
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_that_answers_rubbish_from_some_moment_on_fails_commands_and_nothing_else(
+    name: str, content: object, tmp_path: Path
+) -> None:
+    """Each command ends well or with a sentence; when the server is itself again, restore sets everything right."""
+
+    async def test() -> None:
+        async with standing(name, tmp_path, patience_s=0.2) as (server, bridged):
+            await bridged.found()
+            server.to_all = Reply(content)
+            for command in (bridged.reject, bridged.trim, bridged.unload, bridged.restore):
+                with contextlib.suppress(ServerError, Unsupported):
+                    await command()
+            server.to_all = None
+            bridged.server.patience_s = 10.0
+            await bridged.restore()
+            assert not await bridged.refuses()
 
     asyncio.run(test())
