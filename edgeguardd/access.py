@@ -4,10 +4,10 @@ Must not: believe what the peer says of itself; its process, as the kernel knows
 kernel.targets. Downstream: daemon.
 """
 
-from edgeguardd.core.config import Config
+from edgeguardd.core.config import Config, WatchSpec
 from edgeguardd.core.model import Role
 from edgeguardd.core.wire import Hello
-from edgeguardd.errors import ProtocolError
+from edgeguardd.errors import ProtocolError, TargetError
 from edgeguardd.kernel import peers
 from edgeguardd.kernel.targets import Targets
 from edgeguardd.serve.peercred import Peer
@@ -36,3 +36,17 @@ def target_for(peer: Peer, hello: Hello, config: Config, targets: Targets) -> st
                 "not_allowed", f"cannot serve {wanted}: you are in {home}, and uid {peer.uid} is not in allow_uids"
             )
     return targets.join_peer(wanted)
+
+
+def watched_target(peer: Peer, spec: WatchSpec | None, config: Config, targets: Targets) -> str | None:
+    """The target whose pressure this peer hears of, counted as one more peer; None: the machine's.
+
+    That of the socket it came to, else that of its cgroup, which may begin to be guarded, as a subscriber's would.
+    """
+    try:
+        if spec is not None and spec.target is not None:
+            return targets.join_peer(spec.target)
+        home = peers.cgroup_of(peer.pid)
+        return targets.guard_peer(home, config.defaults) if config.self_targets else targets.join_home(home)
+    except TargetError:
+        return None

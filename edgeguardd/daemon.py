@@ -22,6 +22,7 @@ from edgeguardd.core.config import Config
 from edgeguardd.core.effects import (
     AnnounceLevel,
     AnswerAdmit,
+    AnswerGate,
     CancelTimer,
     CommandEnded,
     Deliver,
@@ -34,6 +35,7 @@ from edgeguardd.core.effects import (
     RunLastResort,
     SampleEvery,
     SetTimer,
+    SignalPressure,
     Thaw,
     Welcome,
 )
@@ -53,6 +55,7 @@ from edgeguardd.core.events import (
 from edgeguardd.core.model import AckStatus, Level, Role
 from edgeguardd.core.wire import Hello
 from edgeguardd.errors import ConfigError, EdgeguardError
+from edgeguardd.gate import ROOT, Gate
 from edgeguardd.kernel import cgroupfs
 from edgeguardd.kernel.lastresort import LastResorts
 from edgeguardd.kernel.machine import Machine
@@ -63,11 +66,18 @@ from edgeguardd.logs import Output, get_logger
 from edgeguardd.metrics import Metrics
 from edgeguardd.pages import Pages
 from edgeguardd.recorder import Recorder
+from edgeguardd.serve.agent import AgentServer
 from edgeguardd.serve.http import HttpServer
 from edgeguardd.serve.peercred import Peer
+from edgeguardd.serve.pressurewatch import Host, PressureWatchServer
 from edgeguardd.serve.subscribers import SubscriberServer
 from edgeguardd.state import StateDirectory
 from edgeguardd.systemd import Notifier, listen_sockets
+
+NOT_KEPT = (
+    "cannot keep the connections of pressure watchers for the next run: when this one ends, programs built on sd-event "
+    "take a whole processor each; run it as a systemd service with FileDescriptorStoreMax=512"
+)
 
 log = get_logger()
 
@@ -112,6 +122,7 @@ class Daemon:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._homes: dict[int, str] = {}
         self._status_line = ""
+        self._said_not_kept = False
         self.engine = Engine(config.sampling, config.machine)
         self.notifier = Notifier()
         root = cgroupfs.find_root(config.cgroup_root)
@@ -127,15 +138,22 @@ class Daemon:
         self.subscribers = SubscriberServer(
             config.socket, epoch=epoch, emit=self._from_peer, admit_peer=self._admit_peer
         )
-        self.metrics = Metrics(self.engine, self.subscribers.stats, log_output, self.recorder)
+        self.gate = Gate(self.engine, self.emit, config.gate)
+        self.watches = PressureWatchServer(config.pressure_watches, self._watch_host())
+        self.metrics = Metrics(
+            self.engine, self.subscribers.stats, log_output, self.recorder, self.gate.stats, self.watches.stats
+        )
         self.pages = Pages(epoch, config_path, self.engine, self.targets, self.subscribers, self.metrics, self.machine)
         self.pages.sampling = config.sampling
-        self.http = HttpServer(config.http, self.pages.routes()) if config.http.enabled else None
+        self.pages.watchers_of = self.watches.count_of
+        open_routes = {ROOT: self.gate.admit}
+        self.http = HttpServer(config.http, self.pages.routes(), open_routes) if config.http.enabled else None
+        self.agent = AgentServer(config.gate, self.gate.agent) if config.gate.agent_port is not None else None
 
     # Life
 
     async def start(self, passed: Sequence[socket.socket] = ()) -> None:
-        """Bind the sockets, unless systemd has `passed` one, watch every target that exists, then say READY."""
+        """Bind the sockets, unless systemd has `passed` them, watch every target that exists, then say READY."""
         self._loop.set_exception_handler(self._survive)
         _allow_descriptors()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -145,9 +163,13 @@ class Daemon:
         self.last_resorts.recover()
         self.machine.start()
         self.targets.apply(self.config.targets, self.config.sampling, self.config.defaults)
-        await self.subscribers.start(passed)
+        watched = {spec.path for spec in self.config.pressure_watches}
+        await self.subscribers.start([sock for sock in passed if sock.getsockname() not in watched])
+        self.watches.start(passed)
         if self.http is not None:
             await self.http.start()
+        if self.agent is not None:
+            await self.agent.start()
         self._loop.add_signal_handler(signal.SIGHUP, self.reload)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         # What start-up made lives as long as the daemon: keep the collector from walking it in a crisis.
@@ -165,6 +187,7 @@ class Daemon:
             targets=len(self.config.targets),
             socket=self.config.socket.path,
             http=None if self.http is None else f"{self.config.http.address}:{self.http.port}",
+            agent=None if self.agent is None else f"{self.config.gate.agent_address}:{self.agent.port}",
             configuration=self._config_path,
             memory_locked=locked,
         )
@@ -178,8 +201,11 @@ class Daemon:
         self.pages.ready = False
         self.notifier.stopping()
         await self.subscribers.close("the daemon stops")
+        self.watches.close()
         if self.http is not None:
             await self.http.close()
+        if self.agent is not None:
+            await self.agent.close()
         self.relief.put_back_all()
         self.relief.close()
         await self.last_resorts.close()
@@ -213,11 +239,13 @@ class Daemon:
                 log.warning("restart_needed", settings=kept)
             self.config = config
             self.pages.sampling = config.sampling
+            self.gate.config = config.gate
             self.subscribers.reconfigure(config.socket)
             self.metrics.reloads.labels("applied").inc()
             self.emit(ConfigReloaded(config))
             self.targets.apply(config.targets, config.sampling, config.defaults)
             self.machine.apply(config.machine)
+            self.watches.place_again()
         self.notifier.ready()
 
     # The path: facts in, orders out
@@ -242,6 +270,7 @@ class Daemon:
             self._carry_out(effect, at)
         if isinstance(event, TargetDropped):
             self.metrics.departed(event.target, at)
+            self._loop.call_soon(self.watches.place_again, event.target)
 
     def _carry_out(self, effect: Effect, at: float) -> None:  # noqa: C901, PLR0912  one row an effect
         match effect:
@@ -279,6 +308,10 @@ class Daemon:
                 self.subscribers.welcome(effect)
             case AnswerAdmit():
                 self.subscribers.answer(effect)
+            case AnswerGate():
+                self.gate.answered(effect)
+            case SignalPressure():
+                self.watches.signal(effect.target)
             case Refuse():
                 self.subscribers.refuse(effect)
             case Disconnect():
@@ -331,6 +364,19 @@ class Daemon:
         except EdgeguardError as error:
             decisionlog.peer_refused(peer, hello, error)
             raise
+
+    def _watch_host(self) -> Host:
+        return Host(
+            home_of=lambda peer, spec: access.watched_target(peer, spec, self.config, self.targets),
+            release=self.targets.release_peer,
+            keep=self._keep,
+            changed=decisionlog.watcher_changed,
+        )
+
+    def _keep(self, connection: socket.socket) -> None:
+        if not self.notifier.keep(connection) and not self._said_not_kept:
+            self._said_not_kept = True
+            _partly_blind(NOT_KEPT)
 
     # Time
 
@@ -392,8 +438,9 @@ def _needs_restart(old: Config, new: Config) -> list[str]:
     """The settings that differ and that only a restart can change."""
     changed = [
         name
-        for name in ("http", "log", "cgroup_root", "max_targets", "recorder", "state_directory")
+        for name in ("http", "log", "pressure_watches", "cgroup_root", "max_targets", "recorder", "state_directory")
         if getattr(old, name) != getattr(new, name)
     ]
+    changed += [f"gate.{n}" for n in ("agent_port", "agent_address") if getattr(old.gate, n) != getattr(new.gate, n)]
     socket = [name for name in ("path", "mode", "group") if getattr(old.socket, name) != getattr(new.socket, name)]
     return changed + [f"socket.{name}" for name in socket]

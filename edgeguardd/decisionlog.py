@@ -12,6 +12,7 @@ from edgeguardd.core.wire import Hello
 from edgeguardd.errors import EdgeguardError
 from edgeguardd.logs import get_logger
 from edgeguardd.serve.peercred import Peer
+from edgeguardd.serve.pressurewatch import Watcher
 
 log = get_logger()
 
@@ -75,6 +76,14 @@ def peer_refused(peer: Peer, hello: Hello, error: EdgeguardError) -> None:
 def subscriber_left(event: SubscriberLeft) -> None:
     """A connection ended."""
     log.info("subscriber_left", subscriber=event.subscriber, reason=event.reason)
+
+
+def watcher_changed(watcher: Watcher, came: bool) -> None:
+    """A program that heeds memory pressure came, or went."""
+    if came:
+        log.info("watcher_joined", target=watcher.target, pid=watcher.peer.pid, uid=watcher.peer.uid)
+    else:
+        log.info("watcher_left", target=watcher.target, pid=watcher.peer.pid)
 
 
 def note(fact: Note) -> None:

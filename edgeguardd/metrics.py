@@ -19,6 +19,8 @@ from edgeguardd.core.limits import Pressure
 from edgeguardd.core.target import Target
 from edgeguardd.logs import Output
 from edgeguardd.recorder import Recorder
+from edgeguardd.serve.gatestats import GateStats
+from edgeguardd.serve.pressurewatch import WatchStats
 from edgeguardd.serve.subscriberstats import SubscriberStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -59,7 +61,15 @@ TARGET_GAUGES: tuple[tuple[str, str, Callable[[Target], float | None]], ...] = (
 class Metrics:
     """All metrics of one daemon, in a registry of their own."""
 
-    def __init__(self, engine: Engine, subscribers: SubscriberStats, log: Output, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        subscribers: SubscriberStats,
+        log: Output,
+        recorder: Recorder,
+        gate: GateStats,
+        watches: WatchStats,
+    ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -106,7 +116,7 @@ class Metrics:
         self.reloads = Counter(
             "edgeguardd_reloads", "Configuration reloads, by result.", ["result"], registry=self.registry
         )
-        self.registry.register(_LiveCollector(engine, subscribers, log, recorder))
+        self.registry.register(_LiveCollector(engine, subscribers, log, recorder, gate, watches))
         self._series: dict[str, set[tuple[Counter, tuple[str, ...]]]] = {}
         self._departed: dict[str, float] = {}
 
@@ -163,7 +173,16 @@ class Metrics:
 class _LiveCollector(Collector):
     """Reads figures off the engine and the subscriber server at scrape time; nothing is stored twice."""
 
-    def __init__(self, engine: Engine, subscribers: SubscriberStats, log: Output, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        subscribers: SubscriberStats,
+        log: Output,
+        recorder: Recorder,
+        gate: GateStats,
+        watches: WatchStats,
+    ) -> None:
+        self._gate, self._watches = gate, watches
         self._engine = engine
         self._subscribers = subscribers
         self._log = log
@@ -199,10 +218,11 @@ class _LiveCollector(Collector):
             yield GaugeMetricFamily("edgeguardd_machine_wanted_bytes", text, value=gauge.wanted_bytes)
 
     def _socket(self) -> Iterator[Metric]:
-        stats, recorder = self._subscribers, self._recorder.stats
+        stats, recorder, watches = self._subscribers, self._recorder.stats, self._watches
         for name, text, gauge in (
             ("subscribers", "Connections to the subscriber socket.", stats.current),
             ("subscribers_stalled", "Connections that do not take what is sent.", stats.stalled),
+            ("pressure_watchers", "Programs connected to the pressure-watch sockets.", watches.current),
         ):
             yield GaugeMetricFamily(f"edgeguardd_{name}", text, value=gauge)
         for name, text, count in (
@@ -213,6 +233,8 @@ class _LiveCollector(Collector):
             ("lines_throttled", "Times a flooding peer was made to wait.", stats.throttled),
             ("commands_replaced", "Unsent commands replaced by a newer one of the same action.", stats.replaced),
             ("answers_dropped", "Unsent answers dropped for newer ones.", stats.dropped),
+            ("pressure_signals", "Memory pressure told to programs that watch.", watches.signals),
+            ("pressure_signals_unread", "Signals not sent, as those before them were still unread.", watches.unread),
             ("recorder_events", "Events written to the flight recorder.", recorder.written),
             ("recorder_events_dropped", "Events that the flight recorder could not write.", recorder.dropped),
             ("log_lines_dropped", "Log lines that nobody took.", self._log.dropped_lines),
@@ -223,6 +245,10 @@ class _LiveCollector(Collector):
         for code, count in sorted(stats.errors.items()):
             errors.add_metric([code], count)
         yield errors
+        answers = CounterMetricFamily("edgeguardd_gate_answers", "Answers to proxies.", labels=["mode", "answer"])
+        for (mode, answer), count in sorted(self._gate.answers.items()):
+            answers.add_metric([mode, answer], count)
+        yield answers
 
 
 def _of(target: Target, read: Callable[[Pressure], float]) -> float | None:

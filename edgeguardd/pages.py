@@ -49,6 +49,7 @@ class Pages:
     ) -> None:
         self.ready = False
         self.sampling = SamplingConfig()
+        self.watchers_of: Callable[[str], int] = lambda _: 0
         self._epoch = epoch
         self._config_path = config_path
         self._engine = engine
@@ -95,7 +96,10 @@ class Pages:
             "ready": self.ready,
             "worst_level": self._engine.worst_level().word,
             "machine": self._machine_row(now),
-            "targets": [_target(target, watched.get(name), now) for name, target in self._engine.targets.items()],
+            "targets": [
+                {**_target(target, watched.get(name), now), "watchers": self.watchers_of(name)}
+                for name, target in self._engine.targets.items()
+            ],
             "subscribers": [to_builtins(row) for row in self._subscribers.subscribers()],
             "last_commands": _commands(self._last_commands),
         }

@@ -21,6 +21,9 @@ MAX_STATUS_CHARS = 256
 # room in systemd's queue (net.unix.max_dgram_qlen).
 READY_WAIT_S = 1.0
 
+# Under this name systemd keeps connections for the next run of this service (sd_pid_notify_with_fds(3), FDSTORE).
+KEPT_NAME = "pressure-watcher"
+
 LISTEN_VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
 FIRST_LISTEN_FD = 3  # SD_LISTEN_FDS_START in sd-daemon.h
 MAX_LISTEN_FDS = 1024  # far above any unit; a number beyond it is a mistake, not tried one by one
@@ -60,6 +63,20 @@ class Notifier:
         """The service is alive. Due at least every watchdog_interval_s; half of it is wise."""
         self._send("WATCHDOG=1")
 
+    def keep(self, sock: socket.socket) -> bool:
+        """Have systemd hold this connection until its peer ends it, and pass it to the next run. Whether it was sent.
+
+        It is held if the unit has FileDescriptorStoreMax=; nothing tells.
+        """
+        if self._notifier is None:
+            return False
+        try:
+            socket.send_fds(self._notifier.socket, [f"FDSTORE=1\nFDNAME={KEPT_NAME}".encode()], [sock.fileno()])
+        except OSError:
+            self.lost_messages += 1
+            return False
+        return True
+
     def close(self) -> None:
         """Close the socket; later messages go nowhere."""
         if self._notifier is not None:
@@ -78,7 +95,8 @@ class Notifier:
 
 
 def listen_sockets(environ: MutableMapping[str, str] | None = None) -> list[socket.socket]:
-    """The listening Unix stream sockets that systemd opened for this process (sd_listen_fds(3)), in the unit's order.
+    """The Unix stream sockets that systemd passes to this process (sd_listen_fds(3)): listening ones, in the unit's
+    order, and connections that an earlier run has had kept.
 
     Takes LISTEN_* out of the environment, so that a second call and children get none. Every other descriptor stays
     as it is: the variables may be wrong, and then it is somebody else's, who closes it. Call it before anything else
@@ -92,17 +110,19 @@ def listen_sockets(environ: MutableMapping[str, str] | None = None) -> list[sock
         return []
     if pid != os.getpid() or not 0 < count <= MAX_LISTEN_FDS:
         return []
-    found = [_socket_of(fd) for fd in range(FIRST_LISTEN_FD, FIRST_LISTEN_FD + count)]
+    names = words["LISTEN_FDNAMES"].split(":")
+    kept = {FIRST_LISTEN_FD + at for at, name in enumerate(names) if name == KEPT_NAME}
+    found = [_socket_of(fd, kept=fd in kept) for fd in range(FIRST_LISTEN_FD, FIRST_LISTEN_FD + count)]
     return [sock for sock in found if sock is not None]
 
 
-def _socket_of(fd: int) -> socket.socket | None:
-    """The listening socket of a descriptor; None for anything else, which is left alone."""
+def _socket_of(fd: int, *, kept: bool) -> socket.socket | None:
+    """The listening socket of a descriptor, or the kept connection; None for anything else, which is left alone."""
     try:
         sock = socket.socket(fileno=fd)
     except OSError:  # not open, or not a socket
         return None
-    if not (sock.family == socket.AF_UNIX and sock.type == socket.SOCK_STREAM and _listens(sock)):
+    if not (sock.family == socket.AF_UNIX and sock.type == socket.SOCK_STREAM and _listens(sock) is not kept):
         sock.detach()
         return None
     os.set_inheritable(fd, False)

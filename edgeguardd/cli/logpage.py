@@ -39,7 +39,7 @@ SECTIONS: tuple[tuple[str, tuple[Row, ...]], ...] = (
             Row(
                 "started",
                 "info",
-                ("version", "pid", "targets", "socket", "http", "configuration", "memory_locked"),
+                ("version", "pid", "targets", "socket", "http", "agent", "configuration", "memory_locked"),
                 "It watches and listens. Its memory is locked where it may: as root, or with `LimitMEMLOCK=infinity`.",
             ),
             Row("stopping", "info", ("signal",), "It was told to stop."),
@@ -160,6 +160,14 @@ SECTIONS: tuple[tuple[str, tuple[Row, ...]], ...] = (
         ),
     ),
     (
+        "The gate",
+        (
+            Row("gate_closed", "warning", ("target", "why"), "A proxy was told to refuse requests; said once."),
+            Row("gate_opened", "info", ("target",), "A proxy was told that they are taken again."),
+            Row("gate_asked_wrongly", "warning", ("why",), "A proxy's configuration is wrong; it was answered so."),
+        ),
+    ),
+    (
         "What the daemon does itself",
         (
             Row("limit_raised", "info", ("target", "from", "to"), "memory.high is lifted for the length of a trim."),
@@ -188,6 +196,13 @@ SECTIONS: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 ("name", "target", "pid", "uid", "why"),
                 "A peer said hello and was sent away; it was told the same.",
             ),
+            Row(
+                "watcher_joined",
+                "info",
+                ("target", "pid", "uid"),
+                "A program that heeds memory pressure is connected; without a target it hears of the machine's.",
+            ),
+            Row("watcher_left", "info", ("target", "pid"), "Its connection ended."),
             Row("subscriber_left", "info", ("subscriber", "reason"), "A connection ended, and why."),
         ),
     ),
@@ -229,6 +244,7 @@ SECTIONS: tuple[tuple[str, tuple[Row, ...]], ...] = (
 FIELDS = {
     "accept_requests": "Parameter: whether new requests may be taken.",
     "action": "The command, or the last resort.",
+    "agent": "address:port of the agent check, or null.",
     "claimed_bytes": "What the subscriber says it gave back.",
     "commands": "Those that the server can carry out as it was found.",
     "configuration": "The file; null: the defaults.",

@@ -23,6 +23,8 @@ from edgeguardd.core.model import Action, Counters, MachineSample, Outcome, Samp
 from edgeguardd.logs import Output
 from edgeguardd.metrics import Metrics
 from edgeguardd.recorder import Recorder, RecorderStats
+from edgeguardd.serve.gatestats import GateStats
+from edgeguardd.serve.pressurewatch import WatchStats
 from edgeguardd.serve.subscriberstats import SubscriberStats
 
 TEXT = """\
@@ -45,6 +47,8 @@ LABELS = {
     "source": "`claimed` in acks, or `measured` in needed bytes.",
     "result": "`applied` or `rejected`.",
     "code": "An [error code of the protocol](protocol.md#errors).",
+    "mode": "Who asked: `nginx`, `envoy`, `caddy`, `traefik`, `direct`, `haproxy`; `unknown` in bad questions.",
+    "answer": "`granted`, `refused`, or `bad` for a question that could not be understood.",
     "version": "The daemon's version.",
     "le": "Upper bound of the bucket, in seconds.",
 }
@@ -70,7 +74,8 @@ def families() -> Iterator[Metric]:
     for event in _events():
         engine.handle(event, 0.0)
     stats = SubscriberStats(errors={"bad_json": 1})
-    metrics = Metrics(engine, stats, Output(len, lambda _: b""), cast(Recorder, _Recorded()))
+    gate = GateStats({("nginx", "granted"): 1})
+    metrics = Metrics(engine, stats, Output(len, lambda _: b""), cast(Recorder, _Recorded()), gate, WatchStats())
     metrics.counted(CountersMoved("llm", "/llm", local=True, delta=Counters(high=1)))
     metrics.killed_near_removal(KillsNearRemoval("llm", "/", 1))
     metrics.ended(CommandEnded(1, 1, "llm", Action.TRIM_KV_CACHE, Outcome.DONE, 1.0, 1, 1))

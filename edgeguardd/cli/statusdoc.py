@@ -55,6 +55,7 @@ class TargetRow(Struct, frozen=True):
     counters: Counters | None = None
     sample_age_s: float | None = None
     degraded: str | None = None
+    watchers: int = 0
     outstanding: list[Outstanding] = field(default_factory=list)
 
 

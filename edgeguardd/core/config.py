@@ -150,9 +150,27 @@ class HttpConfig(Struct, frozen=True):
     enabled: bool = True
     address: str = "127.0.0.1"
     port: int = 9464
-    # A scraper, a page or two and a few probes; more is a mistake or an attack.
-    max_connections: int = 32
+    # A scraper, a page or two, a few probes, and what the workers of a proxy keep open to /admit; about 10 KiB each.
+    max_connections: int = 128
     timeout_s: float = 5.0
+
+
+class GateConfig(Struct, frozen=True):
+    """What stands between clients and servers that cannot refuse; agent_port None: no agent check is answered."""
+
+    # Long enough for a prompt to be read into the KV cache, where it shows as needed bytes.
+    hold_s: float = 5.0
+    agent_port: int | None = None
+    agent_address: str = "127.0.0.1"
+
+
+class WatchSpec(Struct, frozen=True):
+    """One [[pressure_watch]]: a socket of systemd's memory-pressure protocol; target None: by each peer's cgroup."""
+
+    path: str
+    target: str | None = None
+    mode: int = 0o660
+    group: str | None = None
 
 
 class SamplingConfig(Struct, frozen=True):
@@ -212,6 +230,8 @@ class Config(Struct, frozen=True):
 
     socket: SocketConfig = SocketConfig()
     http: HttpConfig = HttpConfig()
+    gate: GateConfig = GateConfig()
+    pressure_watches: tuple[WatchSpec, ...] = ()
     sampling: SamplingConfig = SamplingConfig()
     log: LogConfig = LogConfig()
     machine: MachineConfig = MachineConfig()

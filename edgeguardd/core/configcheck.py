@@ -26,6 +26,7 @@ from edgeguardd.core.configplaces import shared_places
 from edgeguardd.core.model import Action, LastResort
 
 LEVELS = ("elevated", "high", "critical", "emergency")
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _MARKS = LEVELS[:3]
 _LASTING = (Action.REDUCE_BATCH, Action.REJECT_REQUESTS, Action.UNLOAD_MODEL)
 
@@ -154,8 +155,15 @@ def warnings(config: Config) -> list[str]:
     found = []
     if config.socket.mode & 0o002:
         found.append("socket.mode lets every user of the machine connect; take the last digit down to 0")
-    if config.http.enabled and config.http.address not in {"127.0.0.1", "::1", "localhost"}:
+    if config.http.enabled and config.http.address not in LOOPBACK:
         found.append(f"http.address {config.http.address} is not loopback: the network can read /status and /metrics")
+    if config.gate.agent_port is not None and config.gate.agent_address not in LOOPBACK:
+        found.append(f"gate.agent_address {config.gate.agent_address} is not loopback: the network can read levels")
+    found += [
+        f"pressure_watch.mode of {watch.path} lets every user of the machine connect; take the last digit down to 0"
+        for watch in config.pressure_watches
+        if watch.mode & 0o002
+    ]
     if not config.targets and not config.self_targets:
         found.append("nothing is guarded: there is no [[target]] and self_targets is false")
     if config.socket.stall_s > config.socket.heartbeat_s * 3:

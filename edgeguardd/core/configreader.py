@@ -12,7 +12,17 @@ import msgspec
 
 from edgeguardd.core import configcheck, configpolicy
 from edgeguardd.core import configtable as table
-from edgeguardd.core.config import Config, DeviceSpec, Ladder, LastResorts, LastResortStep, Policy, Step, TargetSpec
+from edgeguardd.core.config import (
+    Config,
+    DeviceSpec,
+    Ladder,
+    LastResorts,
+    LastResortStep,
+    Policy,
+    Step,
+    TargetSpec,
+    WatchSpec,
+)
 from edgeguardd.core.configcheck import Finding
 from edgeguardd.core.configkinds import shown
 from edgeguardd.core.configlines import Path
@@ -43,8 +53,8 @@ class Reader:
 
     def config(self, tree: Tree) -> Config:
         """The whole tree, in the order in which the parts build on each other. Raises TooManyProblems."""
-        named = (table.SOCKET, table.HTTP, table.SAMPLING, table.LOG, table.MACHINE, table.RECORDER)
-        tables = (*(section.header for section in named), "defaults", "target")
+        named = (table.SOCKET, table.HTTP, table.GATE, table.SAMPLING, table.LOG, table.MACHINE, table.RECORDER)
+        tables = (*(section.header for section in named), "defaults", "target", "pressure_watch")
         top = self._values(tree, (), table.TOP, tables)
         trees = {section.header: self._table(tree, (section.header,)) for section in named}
         sections: dict[str, Any] = {
@@ -57,7 +67,9 @@ class Reader:
         devices = self._devices(trees["machine"])
         sections["machine"] = msgspec.structs.replace(sections["machine"], devices=devices)
         defaults = self._policy(self._table(tree, ("defaults",)), ("defaults",), Policy())
-        config = Config(**top, **sections, defaults=defaults, targets=self._targets(tree, defaults))
+        targets = self._targets(tree, defaults)
+        watches = self._watches(tree, sections["socket"].path, {spec.name for spec in targets if not spec.glob})
+        config = Config(**top, **sections, defaults=defaults, targets=targets, pressure_watches=watches)
         self._findings(("sampling",), trees["sampling"], configcheck.sampling_findings(config.sampling))
         self._findings(("machine",), trees["machine"], configcheck.machine_findings(config.machine))
         if len(config.targets) > config.max_targets:
@@ -81,6 +93,23 @@ class Reader:
             if spec.name in specs:
                 self._problem((*path, "name"), spec.name, "another device has that name; choose one of its own")
             specs[spec.name] = spec
+        return tuple(specs.values())
+
+    def _watches(self, tree: Tree, taken_path: str, targets: set[str]) -> tuple[WatchSpec, ...]:
+        specs: dict[str, WatchSpec] = {}
+        for entry, path in self._entries(tree, ("pressure_watch",), table.WATCH):
+            values = self._values(entry, path, table.WATCH)
+            if "path" not in entry:
+                self._problem(path, None, 'it has no path; write path = "/run/edgeguardd/pressure.sock"')
+            if "path" not in values:
+                continue
+            spec = WatchSpec(**values)
+            if spec.path == taken_path or spec.path in specs:
+                self._problem((*path, "path"), spec.path, "another socket is made there; choose a path of its own")
+            if spec.target is not None and spec.target not in targets:
+                why = "no [[target]] has that name, with a path or a unit; write one, or leave target out"
+                self._problem((*path, "target"), spec.target, why)
+            specs[spec.path] = spec
         return tuple(specs.values())
 
     def _targets(self, tree: Tree, defaults: Policy) -> tuple[TargetSpec, ...]:

@@ -8,6 +8,7 @@ core.config.
 from edgeguardd.core.config import (
     Config,
     DeviceSpec,
+    GateConfig,
     HttpConfig,
     LogConfig,
     MachineConfig,
@@ -15,6 +16,7 @@ from edgeguardd.core.config import (
     SamplingConfig,
     SocketConfig,
     TargetSpec,
+    WatchSpec,
 )
 from edgeguardd.core.configkinds import (
     boolean,
@@ -129,7 +131,7 @@ SOCKET = Section(
 HTTP = Section(
     "http",
     HttpConfig,
-    "The HTTP server: /metrics, /healthz, /readyz, /status.",
+    "The HTTP server: /metrics, /healthz, /readyz, /status, /admit.",
     (
         Row("enabled", "enabled", boolean(), "Whether HTTP is served at all."),
         Row(
@@ -139,11 +141,50 @@ HTTP = Section(
             "The address to listen on; anything but loopback shows process names to the network.",
         ),
         Row("port", "port", PORT, "The TCP port; 0 lets the kernel choose one."),
-        Row("max_connections", "max_connections", integer(1, 4096), "How many HTTP connections are held at once."),
+        Row(
+            "max_connections",
+            "max_connections",
+            integer(1, 4096),
+            "How many HTTP connections are held at once; before one is refused, the longest idle is closed.",
+        ),
         Row(
             "timeout", "timeout_s", duration(HOUR_S, 0.1), "How long a peer has to send its request or take the answer."
         ),
     ),
+)
+
+GATE = Section(
+    "gate",
+    GateConfig,
+    "Asked by proxies before they let a request through: /admit of the HTTP server, and HAProxy's agent check.",
+    (
+        Row(
+            "hold",
+            "hold_s",
+            duration(HOUR_S, 0.1),
+            "How long the bytes of a request that /admit has let through, with its size, are kept for it.",
+        ),
+        Row("agent_port", "agent_port", PORT, "The TCP port that answers HAProxy's agent-check; off when not given."),
+        Row("agent_address", "agent_address", ADDRESS, "The address that the agent check is answered on."),
+    ),
+)
+
+WATCH = Section(
+    "pressure_watch",
+    WatchSpec,
+    "One [[pressure_watch]] each: a socket for programs that heed systemd's MEMORY_PRESSURE_WATCH.",
+    (
+        Row("path", "path", SOCKET_PATH, "Where the socket is made; its directory too, where only that is missing."),
+        Row(
+            "target",
+            "target",
+            text("letters, digits and _ . : @ -, at most 64", check_name),
+            "The target whose pressure is told there; when not given, that of the cgroup each program lives in.",
+        ),
+        Row("mode", "mode", file_mode(), "Who may connect: the socket's file mode."),
+        Row("group", "group", text("a group's name or number", check_group), "The socket's group."),
+    ),
+    many=True,
 )
 
 SAMPLING = Section(
@@ -284,4 +325,7 @@ TARGET = Section(
 )
 
 # In the order of the reference page and of the example file.
-SECTIONS = (TOP, SOCKET, HTTP, SAMPLING, LOG, MACHINE, DEVICE, RECORDER, DEFAULTS, LADDER, LAST_RESORT, TARGET)
+SECTIONS = (
+    *(TOP, SOCKET, WATCH, HTTP, GATE, SAMPLING, LOG, MACHINE, DEVICE, RECORDER),
+    *(DEFAULTS, LADDER, LAST_RESORT, TARGET),
+)

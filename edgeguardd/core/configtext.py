@@ -24,6 +24,9 @@ def render(config: Config) -> str:
         if section is table.MACHINE:
             for device in config.machine.devices:
                 lines += _block(table.DEVICE, device)
+        if section is table.SOCKET:
+            for watch in config.pressure_watches:
+                lines += _block(table.WATCH, watch)
     for spec in config.targets:
         lines += _target(spec)
     return "\n".join(lines).strip() + "\n"
@@ -45,6 +48,8 @@ def example() -> str:
         lines += ["", *_comment(section.doc), *([section.title] if section.header else []), *keys]
         if section is table.MACHINE:
             lines += _commented(table.DEVICE)
+        if section is table.SOCKET:
+            lines += _commented(table.WATCH)
     lines += _commented(table.TARGET)
     return "\n".join(lines) + "\n"
 
@@ -53,6 +58,10 @@ def example() -> str:
 _SAMPLES = {
     ".cgroup_root": '"/sys/fs/cgroup"',
     "socket.group": '"edgeguard"',
+    "pressure_watch.path": '"/run/edgeguardd/pressure.sock"',
+    "pressure_watch.target": '"llm"',
+    "pressure_watch.group": '"edgeguard"',
+    "gate.agent_port": "9465",
     "machine.device.name": '"gpu"',
     "machine.device.kind": '"nvml"',
     "machine.device.path": '"/run/npu/memory"',

@@ -13,6 +13,7 @@ from msgspec import Struct, to_builtins
 from edgeguardd.core.effects import (
     AnnounceLevel,
     AnswerAdmit,
+    AnswerGate,
     CancelTimer,
     CommandEnded,
     Deliver,
@@ -25,6 +26,7 @@ from edgeguardd.core.effects import (
     RunLastResort,
     SampleEvery,
     SetTimer,
+    SignalPressure,
     Thaw,
     Welcome,
 )
@@ -117,11 +119,14 @@ def _told(effect: Effect, engine: Engine) -> tuple[str, Kind, str, str] | None: 
             what = "granted" if effect.granted else "refused"
             sentence = f"request {effect.id} {what}: {effect.reason}"
             return _home(effect.subscriber, engine), Kind.ADMISSION, what, sentence
+        case AnswerGate():
+            what = "granted" if effect.granted else "refused"
+            return effect.target, Kind.ADMISSION, what, f"request at the gate {what}: {effect.reason}"
         case Note():
             figures = ", ".join(f"{key} {value}" for key, value in effect.fields.items() if key != "target")
             target = MACHINE if effect.event == "machine_level_changed" else str(effect.fields.get("target", ""))
             return target, Kind.NOTE, effect.event, f"{effect.event.replace('_', ' ')}{figures and ': '}{figures}"
-        case Welcome() | Refuse() | Disconnect() | SetTimer() | CancelTimer() | SampleEvery():
+        case Welcome() | Refuse() | Disconnect() | SetTimer() | CancelTimer() | SampleEvery() | SignalPressure():
             return None
         case _:
             assert_never(effect)

@@ -48,6 +48,21 @@ class AnswerAdmit(Struct, frozen=True, tag=True):
     retry_after_s: float | None = None
 
 
+class AnswerGate(Struct, frozen=True, tag=True):
+    """Answer a proxy that asked for a request of a known size."""
+
+    target: str
+    granted: bool
+    reason: str
+    retry_after_s: float | None = None
+
+
+class SignalPressure(Struct, frozen=True, tag=True):
+    """Tell the watchers of a target to give up what they can spare; None: those of the whole machine."""
+
+    target: str | None
+
+
 class Refuse(Struct, frozen=True, tag=True):
     """Send an error line to a subscriber; the connection stays."""
 
@@ -144,6 +159,8 @@ Effect = (
     | Deliver
     | AnnounceLevel
     | AnswerAdmit
+    | AnswerGate
+    | SignalPressure
     | Refuse
     | Disconnect
     | SetTimer

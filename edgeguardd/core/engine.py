@@ -7,14 +7,14 @@ The same events at the same times give the same effects, always: that is what ma
 
 from typing import assert_never
 
-from edgeguardd.core import limits, resort
+from edgeguardd.core import gate, limits, resort
 from edgeguardd.core import machine as machines
 from edgeguardd.core import policy as policies
-from edgeguardd.core.admission import RESERVATION_S
 from edgeguardd.core.config import Config, MachineConfig, SamplingConfig
 from edgeguardd.core.effects import (
     AnnounceLevel,
     AnswerAdmit,
+    AnswerGate,
     Disconnect,
     Effect,
     Fact,
@@ -23,6 +23,7 @@ from edgeguardd.core.effects import (
     Refuse,
     SampleEvery,
     SetTimer,
+    SignalPressure,
     Welcome,
 )
 from edgeguardd.core.events import (
@@ -33,6 +34,7 @@ from edgeguardd.core.events import (
     ConfigReloaded,
     CountersMoved,
     Event,
+    GateAsked,
     KillsNearRemoval,
     LastResortEnded,
     LimitPutBack,
@@ -48,6 +50,7 @@ from edgeguardd.core.events import (
     TargetDropped,
     TimerFired,
 )
+from edgeguardd.core.hint import MACHINE_REPEAT_S, Hint
 from edgeguardd.core.ladder import Situation
 from edgeguardd.core.ledger import Subscriber
 from edgeguardd.core.model import InForce, Level, Report, Role, Sample
@@ -69,6 +72,7 @@ class Engine:
         self.machine = machines.MachineGauge()
         self._sampling = sampling or SamplingConfig()
         self._machine_config = machine or MachineConfig()
+        self._machine_hint = Hint()
         self._home: dict[int, str] = {}
 
     def handle(self, event: Event, now: float) -> list[Effect]:  # noqa: C901, PLR0912  one row an event
@@ -93,6 +97,8 @@ class Engine:
                 self._reported(event, now, out)
             case AdmitAsked():
                 self._asked(event, now, out)
+            case GateAsked():
+                self._gate_asked(event, now, out)
             case LimitRaised() | LimitPutBack() | ReliefFailed():
                 self._relieved(event, now, out)
             case LastResortEnded():
@@ -153,6 +159,8 @@ class Engine:
         if level is not was:
             fields: dict[str, Fact] = {"level": level.word, "was": was.word, "why": self.machine.reason}
             out.append(Note("warning" if level > was else "info", "machine_level_changed", fields))
+        if self._machine_hint.due(level, MACHINE_REPEAT_S, now):
+            out.append(SignalPressure(None))
         if level > Level.NORMAL or level is not was:
             for target in self.targets.values():
                 self._follow(target, now, out)
@@ -177,6 +185,8 @@ class Engine:
                 target.recycling_noted = False
         self._note_limits(target, out)
         target.ledger.follow(at, out)
+        if target.hint.due(target.hint_level(at), target.policy.repeat_s, now):
+            out.append(SignalPressure(target.name))
         self._after(target, at, out)
         interval_s = policies.sampling_interval(target.gauge, target.policy, self._sampling)
         if interval_s != target.interval_s:
@@ -284,16 +294,27 @@ class Engine:
         if target is None:
             out.append(Refuse(event.subscriber, "not_allowed", "cannot admit: an observer takes no requests"))
             return
-        if not target.ledger.in_force().accept_requests:
-            refusal: str | None = f"requests are being rejected: {target.gauge.calls}"
-        else:
+        refusal = gate.closed(target)
+        if refusal is None:
             key = (event.subscriber, event.id)
             refusal = target.admissions.decide(key, _wanted_bytes(event, target), target.room_bytes(), now)
         if refusal is None:
             out.append(AnswerAdmit(event.subscriber, event.id, True, "it fits"))
         else:
-            retry_s = min(RESERVATION_S, target.policy.dwell_s)
-            out.append(AnswerAdmit(event.subscriber, event.id, False, refusal, retry_s))
+            out.append(AnswerAdmit(event.subscriber, event.id, False, refusal, gate.retry_after_s(target)))
+
+    def _gate_asked(self, event: GateAsked, now: float, out: list[Effect]) -> None:
+        target = self.targets.get(event.target)
+        if target is None:
+            out.append(AnswerGate(event.target, False, "no such target is guarded", gate.LEAST_RETRY_S))
+            return
+        refusal = gate.closed(target)
+        if refusal is None:
+            refusal = target.admissions.let_through(event.bytes, target.room_bytes(), event.hold_s, now)
+        if refusal is None:
+            out.append(AnswerGate(target.name, True, "it fits"))
+        else:
+            out.append(AnswerGate(target.name, False, refusal, gate.retry_after_s(target)))
 
     # What the daemon did itself
 

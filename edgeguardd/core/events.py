@@ -165,6 +165,14 @@ class AdmitAsked(Struct, frozen=True, tag=True):
     tokens: int | None = None
 
 
+class GateAsked(Struct, frozen=True, tag=True):
+    """A proxy asks whether a request of a known size may go to the target; let through, it has its bytes for hold_s."""
+
+    target: str
+    bytes: int
+    hold_s: float
+
+
 class TimerFired(Struct, frozen=True, tag=True):
     """A timer that the engine had set ran out."""
 
@@ -196,6 +204,7 @@ Event = (
     | AckReceived
     | ReportReceived
     | AdmitAsked
+    | GateAsked
     | TimerFired
     | ConfigReloaded
 )

@@ -8,9 +8,10 @@ from msgspec import Struct, field
 from edgeguardd.core import limits, policy
 from edgeguardd.core.admission import Admissions
 from edgeguardd.core.config import Policy
+from edgeguardd.core.hint import Hint
 from edgeguardd.core.ladder import Situation
 from edgeguardd.core.ledger import Ledger
-from edgeguardd.core.model import Level, Report, Sample
+from edgeguardd.core.model import Action, Level, Report, Sample
 from edgeguardd.core.policy import Gauge
 from edgeguardd.core.relief import Relief
 
@@ -39,6 +40,7 @@ class Target(Struct):
     ledger: Ledger
     admissions: Admissions
     relief: Relief = field(default_factory=Relief)
+    hint: Hint = field(default_factory=Hint)
     level: Level = Level.NORMAL
     reason: str = "not sampled yet"
     reports: dict[int, Report] = {}
@@ -127,6 +129,11 @@ class Target(Struct):
             room_bytes=self.room_bytes(),
             request_bytes=self.request_bytes,
         )
+
+    def hint_level(self, at: Situation) -> Level:
+        """How bad it is for those who only heed pressure; NORMAL where the ladder asks for no trim, or none helped."""
+        trims = any(step.action is Action.TRIM_KV_CACHE for step in self.policy.ladder.rung(at.level))
+        return at.level if trims and at.pressing and not self.ledger.exhausted else Level.NORMAL
 
     def room_bytes(self) -> int | None:
         """What may still be taken below the critical mark; None: nothing limits it."""

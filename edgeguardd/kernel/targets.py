@@ -228,6 +228,14 @@ class Targets:
         target.peers += 1
         return target.name
 
+    def join_home(self, cgroup_path: str) -> str:
+        """As guard_peer, but only where something is guarded already. Raises TargetError."""
+        target = self._home(normal_path(cgroup_path))
+        if target is None:
+            raise TargetError(f"cannot find a target around {cgroup_path}: nothing there is guarded")
+        target.peers += 1
+        return target.name
+
     def release_peer(self, name: str) -> None:
         """A subscriber of the target left. A target that exists for its subscribers only ends with the last of them."""
         target = self._targets.get(name)

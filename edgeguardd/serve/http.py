@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 
 from edgeguardd.core.config import HttpConfig
 from edgeguardd.errors import ServeError
-from edgeguardd.serve.httpconnection import HttpConnection, HttpStats, Response, error
+from edgeguardd.serve.httpconnection import HttpConnection, HttpStats, Request, Response, error
 
-__all__ = ["HttpServer", "HttpStats", "Response"]
+__all__ = ["HttpServer", "HttpStats", "Request", "Response"]
 
 _REMEDIES = {
     errno.EADDRINUSE: "stop what listens there, or set [http] port (enabled = false turns HTTP off)",
@@ -23,13 +23,22 @@ _REMEDIES = {
 
 
 class HttpServer:
-    """Serves `routes`, a table of exact paths. Routes are synchronous and quick."""
+    """Serves `routes`, a table of exact paths, and `open_routes`. Routes are synchronous and quick.
 
-    def __init__(self, config: HttpConfig, routes: Mapping[str, Callable[[], Response]]) -> None:
+    An open route answers its path and all below it, whatever the method; a body that comes along is not looked at.
+    """
+
+    def __init__(
+        self,
+        config: HttpConfig,
+        routes: Mapping[str, Callable[[], Response]],
+        open_routes: Mapping[str, Callable[[Request], Response]] | None = None,
+    ) -> None:
         self.config = config
         self.stats = HttpStats()
         self._routes = routes
-        self._connections: set[HttpConnection] = set()
+        self._open_routes = open_routes or {}
+        self._connections: dict[HttpConnection, None] = {}
         self._server: asyncio.Server | None = None
         self._closing = False
         self._all_closed = asyncio.Event()
@@ -75,11 +84,19 @@ class HttpServer:
     # What connections say
 
     def opened(self, connection: HttpConnection) -> bool:
-        """Whether there is room for another connection. Those sent away are few as well, or they are cut."""
-        self._connections.add(connection)
+        """Whether there is room for another connection. Those sent away are few as well, or they are cut.
+
+        Proxies keep connections open that they may never use again: the longest idle one makes room.
+        """
+        self._connections[connection] = None
         self.stats.accepted += 1
         self.stats.current = len(self._connections)
         most = self.config.max_connections
+        if len(self._connections) > most:
+            idle = next((other for other in self._connections if other.idle), None)
+            if idle is not None:
+                idle.abort()
+                self._forget(idle)
         if not self._closing and len(self._connections) <= most:
             return True
         self.stats.refused += 1
@@ -87,13 +104,20 @@ class HttpServer:
             connection.abort()
         return False
 
-    def answer(self, path: str) -> Response:
-        """What the route of this path says; 500 when it fails, which the loop's exception handler hears of."""
-        route = self._routes.get(path)
-        if route is None:
-            return error(404, "nothing here; see " + " ".join(sorted(self._routes)))
+    def is_open(self, path: str) -> bool:
+        """Whether any request for this path is answered, however it is made."""
+        return self._open_route(path) is not None
+
+    def answer(self, request: Request) -> Response:
+        """What the route of its path says; 500 when it fails, which the loop's exception handler hears of."""
+        path = request.path
+        route, open_route = self._routes.get(path), self._open_route(path)
         try:
-            return route()
+            if open_route is not None:
+                return open_route(request)
+            if route is not None:
+                return route()
+            return error(404, "nothing here; see " + " ".join(sorted([*self._routes, *self._open_routes])))
         except Exception as defect:  # a route's defect must not cost more than its own answer
             context = {"message": f"route {path} failed", "exception": defect}
             asyncio.get_running_loop().call_exception_handler(context)
@@ -101,7 +125,20 @@ class HttpServer:
 
     def closed(self, connection: HttpConnection) -> None:
         """A descriptor is free again."""
-        self._connections.discard(connection)
+        self._forget(connection)
+
+    def used(self, connection: HttpConnection) -> None:
+        """It has answered a request: of all connections, it is now the shortest idle."""
+        if self._connections.pop(connection, True) is None:
+            self._connections[connection] = None
+
+    def _open_route(self, path: str) -> Callable[[Request], Response] | None:
+        return next(
+            (route for top, route in self._open_routes.items() if path == top or path.startswith(f"{top}/")), None
+        )
+
+    def _forget(self, connection: HttpConnection) -> None:
+        self._connections.pop(connection, None)
         self.stats.current = len(self._connections)
         if not self._connections:
             self._all_closed.set()

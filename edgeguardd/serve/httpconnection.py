@@ -2,10 +2,11 @@
 
 Must not: know what is served. Upstream: h11. Downstream: http.
 
-One request at a time, GET and HEAD only, no bodies. A peer has timeout_s from its first byte (or from its last answer)
-to finish its request head, and timeout_s to take an answer. Answers that end the connection are followed by a short
-wait for the peer's end of file: closing at once, with bytes unread, makes the kernel reset the connection, and the
-peer may never see why.
+One request at a time, GET and HEAD only, no bodies; where the host says that a path is open, any method, and a body is
+thrown away together with the connection that it came on. A peer has timeout_s from its first byte (or from its last
+answer) to finish its request head, and timeout_s to take an answer. Answers that end the connection are followed by a
+short wait for the peer's end of file: closing at once, with bytes unread, makes the kernel reset the connection, and
+the peer may never see why.
 """
 
 import asyncio
@@ -25,6 +26,14 @@ MAX_REQUESTS = 1000
 LINGER_S = 1.0
 
 TEXT = "text/plain; charset=utf-8"
+
+
+class Request(Struct, frozen=True):
+    """What was asked for: the target's path and query, as they came."""
+
+    method: str
+    path: str
+    query: str
 
 
 class Response(Struct, frozen=True):
@@ -57,8 +66,14 @@ class HttpHost(Protocol):
     def opened(self, connection: "HttpConnection") -> bool:
         """It is connected. False: there are too many, send it away."""
 
-    def answer(self, path: str) -> Response:
-        """The answer to a request for a path (no query)."""
+    def is_open(self, path: str) -> bool:
+        """Whether any request for this path is answered, however it is made."""
+
+    def answer(self, request: Request) -> Response:
+        """The answer to a request."""
+
+    def used(self, connection: "HttpConnection") -> None:
+        """It has sent an answer, and goes on."""
 
     def closed(self, connection: "HttpConnection") -> None:
         """Its descriptor is closed."""
@@ -77,6 +92,12 @@ class HttpConnection(asyncio.Protocol):
         self._stalled = False
         self._eof = False
         self._ending = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has had an answer, has taken it, and asks for nothing."""
+        waits = self._requests > 0 and not self._stalled and not self._ending
+        return waits and self._http.their_state is h11.IDLE and not self._http.trailing_data[0]
 
     # Life
 
@@ -137,13 +158,15 @@ class HttpConnection(asyncio.Protocol):
         self._requests += 1
         self._host.stats.requests += 1
         self._without_body = request.method == b"HEAD"
-        refusal = _refusal(request)
+        path, _, query = request.target.decode("ascii").partition("?")
+        refusal = _too_large(request) or (None if self._host.is_open(path) else _refusal(request))
         if refusal is not None:
             self._send(refusal, last=True)
             return
-        answer = self._host.answer(request.target.decode("ascii").partition("?")[0])
-        self._http.next_event()  # the end of the request: it has no body
-        self._send(answer, last=self._requests >= MAX_REQUESTS)
+        answer = self._host.answer(Request(request.method.decode("ascii"), path, query))
+        # Where there is a body, its end does not come next, and whatever comes is thrown away.
+        whole = not _has_body(request) and isinstance(self._http.next_event(), h11.EndOfMessage)
+        self._send(answer, last=not whole or self._requests >= MAX_REQUESTS)
 
     # Writing
 
@@ -166,7 +189,7 @@ class HttpConnection(asyncio.Protocol):
         events: list[h11.Event] = [
             h11.Response(status_code=answer.status, reason=phrase, headers=_headers(answer, last)),
         ]
-        if not self._without_body:
+        if answer.body and not self._without_body:
             events.append(h11.Data(data=answer.body))
         events.append(h11.EndOfMessage())
         written = b"".join(self._http.send(event) or b"" for event in events)
@@ -177,6 +200,7 @@ class HttpConnection(asyncio.Protocol):
             self._end()
             return
         self._http.start_next_cycle()
+        self._host.used(self)
         # Pipelined requests come one a turn, so that a peer that sends thousands at once delays nobody.
         self._transport.pause_reading()
         self._loop.call_soon(self._next_request)
@@ -220,13 +244,27 @@ def error(status: int, sentence: str, *headers: tuple[str, str]) -> Response:
     return Response(status, TEXT, f"{sentence}\n".encode(), headers)
 
 
-def _refusal(request: h11.Request) -> Response | None:
+def _too_large(request: h11.Request) -> Response | None:
     """Why a request cannot be answered, whatever its path; None when it can."""
-    if len(request.target) > MAX_TARGET_BYTES:
-        return error(414, f"cannot read a target of over {MAX_TARGET_BYTES} bytes")
     # h11 bounds what is incomplete; a whole head in one read may be longer.
+    if len(request.target) > MAX_HEAD_BYTES:
+        return error(414, f"cannot read a target of over {MAX_HEAD_BYTES} bytes")
     if sum(len(name) + len(value) for name, value in request.headers) > MAX_HEAD_BYTES:
         return error(431, f"cannot read headers of over {MAX_HEAD_BYTES} bytes")
+    if request.method == b"CONNECT":
+        return error(405, "cannot do that here: nothing is tunnelled", ("Allow", "GET, HEAD"))
+    return None
+
+
+def _has_body(request: h11.Request) -> bool:
+    headers = dict(request.headers)
+    return b"transfer-encoding" in headers or bool(headers.get(b"content-length", b"0").strip(b"0"))
+
+
+def _refusal(request: h11.Request) -> Response | None:
+    """Why a request cannot be answered where only pages are; None when it can."""
+    if len(request.target) > MAX_TARGET_BYTES:
+        return error(414, f"cannot read a target of over {MAX_TARGET_BYTES} bytes")
     if request.method not in (b"GET", b"HEAD"):
         return error(405, "cannot do that here: only GET and HEAD are served", ("Allow", "GET, HEAD"))
     headers = dict(request.headers)
@@ -238,9 +276,10 @@ def _refusal(request: h11.Request) -> Response | None:
 
 
 def _headers(answer: Response, last: bool) -> list[tuple[str, str]]:
+    # An answer without content has no length either (RFC 9110, section 8.6).
+    content = [("Content-Type", answer.content_type), ("Content-Length", str(len(answer.body)))]
     headers = [
-        ("Content-Type", answer.content_type),
-        ("Content-Length", str(len(answer.body))),
+        *(() if answer.status == HTTPStatus.NO_CONTENT else content),
         ("Cache-Control", "no-store"),
         ("X-Content-Type-Options", "nosniff"),
         *answer.headers,

@@ -1,6 +1,7 @@
-"""Claiming the place of the subscriber socket in the file system, and leaving it clean.
+"""Claiming the place of a Unix socket in the file system, and leaving it clean.
 
-Must not: accept connections; touch a socket that systemd made. Upstream: SocketConfig. Downstream: subscribers.
+Must not: accept connections; touch a socket that systemd made. Upstream: config. Downstream: subscribers,
+pressurewatch.
 
 One lock file beside the socket (`PATH.lock`, flock) says who owns the place, so that of two daemons started at once
 one wins, and a socket file left behind by a kill -9 can be removed without fear. Both files go when the owner stops.
@@ -18,7 +19,7 @@ import socket
 import stat
 from collections.abc import Sequence
 
-from edgeguardd.core.config import SocketConfig
+from edgeguardd.core.config import SocketConfig, WatchSpec
 from edgeguardd.errors import ServeError
 
 # sizeof(sun_path) in unix(7), less the NUL at its end.
@@ -30,17 +31,26 @@ DIRECTORY_MODE = 0o755
 # A lock file that its owner removes between our open and our flock is opened again; twice in a row is unheard of.
 _LOCK_TRIES = 10
 
+# {table} is the table of the configuration that says where the socket is.
 _REMEDIES = {
-    errno.ENOENT: "create its directory and what that is in (mkdir -p), or set [socket] path",
-    errno.ENOTDIR: "a part of the path is not a directory; set [socket] path",
-    errno.EACCES: "run as a user who may write there, or set [socket] path",
-    errno.EPERM: "run as a user who may write there, or set [socket] path",
-    errno.EROFS: "set [socket] path to a file system that can be written",
+    errno.ENOENT: "create its directory and what that is in (mkdir -p), or set {table} path",
+    errno.ENOTDIR: "a part of the path is not a directory; set {table} path",
+    errno.EACCES: "run as a user who may write there, or set {table} path",
+    errno.EPERM: "run as a user who may write there, or set {table} path",
+    errno.EROFS: "set {table} path to a file system that can be written",
     errno.ENOSPC: "make room on that file system",
-    errno.EADDRINUSE: "somebody else has just taken it; stop that or set [socket] path",
+    errno.EADDRINUSE: "somebody else has just taken it; stop that or set {table} path",
     errno.EMFILE: "let the daemon open more files (systemd: LimitNOFILE=, else ulimit -n)",
     errno.ENFILE: "let the machine open more files (sysctl fs.file-max)",
 }
+
+
+class _Cannot(Exception):  # noqa: N818  it becomes a ServeError, which is told where
+    """Why, and the remedy with {table} in it."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(why, remedy)
+        self.why, self.remedy = why, remedy
 
 
 class Claim:
@@ -70,51 +80,64 @@ class Claim:
         self._place.close()
 
 
-def claim(config: SocketConfig) -> Claim:
+def claim(config: SocketConfig | WatchSpec) -> Claim:
     """Bind the socket with its mode and group. Raises ServeError, and then leaves nothing behind."""
-    path = config.path
-    if len(os.fsencode(path)) > MAX_PATH_BYTES:
-        raise _cannot(path, f"the path has more than {MAX_PATH_BYTES} bytes", "set a shorter [socket] path")
+    table = "[socket]" if isinstance(config, SocketConfig) else "[[pressure_watch]]"
     try:
-        gid = _gid_of(path, config.group)
-        with contextlib.ExitStack() as place:
-            if _make_directory(path):
-                place.callback(_remove_directory, path)
-            lock_fd = _lock(path)
-            place.callback(_unlock, path, lock_fd)
-            _remove_stale(path)
-            sock = place.enter_context(_bind(path, config.mode, gid))
-            return Claim(path, sock, place.pop_all())
-    except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0, "set [socket] path to another place")
-        raise _cannot(path, os.strerror(error.errno or 0), remedy) from error
+        return _claim(config.path, config.mode, config.group)
+    except _Cannot as fault:
+        why, remedy = fault.why, fault.remedy
+    except OSError as fault:
+        why = os.strerror(fault.errno or 0)
+        remedy = _REMEDIES.get(fault.errno or 0, "set {table} path to another place")
+    raise ServeError(f"cannot listen on {config.path}: {why}; {remedy.replace('{table}', table)}")
+
+
+def _claim(path: str, mode: int, group: str | None) -> Claim:
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise _Cannot(f"the path has more than {MAX_PATH_BYTES} bytes", "set a shorter {table} path")
+    gid = _gid_of(group)
+    with contextlib.ExitStack() as place:
+        if _make_directory(path):
+            place.callback(_remove_directory, path)
+        lock_fd = _lock(path)
+        place.callback(_unlock, path, lock_fd)
+        _remove_stale(path)
+        sock = place.enter_context(_bind(path, mode, gid))
+        return Claim(path, sock, place.pop_all())
 
 
 def listening_unix(sockets: Sequence[socket.socket]) -> socket.socket | None:
     """The first listening AF_UNIX stream socket among those that systemd passed."""
-    for sock in sockets:
-        if (
-            sock.family == socket.AF_UNIX
-            and sock.type == socket.SOCK_STREAM
-            and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        ):
-            return sock
-    return None
+    return next((sock for sock in sockets if _listens(sock)), None)
 
 
-def _gid_of(path: str, group: str | None) -> int:
+def listening_at(sockets: Sequence[socket.socket], path: str) -> socket.socket | None:
+    """The one that listens at this path."""
+    return next((sock for sock in sockets if _listens(sock) and sock.getsockname() == path), None)
+
+
+def _listens(sock: socket.socket) -> bool:
+    return (
+        sock.family == socket.AF_UNIX
+        and sock.type == socket.SOCK_STREAM
+        and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    )
+
+
+def _gid_of(group: str | None) -> int:
     """The group's number; -1, which chown takes for "leave it", when none is given."""
     if group is None:
         return -1
     if group.isdecimal():
         if int(group) > MAX_GID:
-            raise _cannot(path, f"there is no group {group}", f"set [socket] group to one of at most {MAX_GID}")
+            raise _Cannot(f"there is no group {group}", f"set {{table}} group to one of at most {MAX_GID}")
         return int(group)
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
-        remedy = f"create it (groupadd --system {group}) or set [socket] group"
-        raise _cannot(path, f"there is no group {group!r}", remedy) from None
+        remedy = f"create it (groupadd --system {group}) or set {{table}} group"
+        raise _Cannot(f"there is no group {group!r}", remedy) from None
 
 
 def _make_directory(path: str) -> bool:
@@ -137,7 +160,7 @@ def _remove_directory(path: str) -> None:
 
 
 def _lock(path: str) -> int:
-    """The descriptor of the locked lock file. Raises ServeError when another process holds it, OSError otherwise."""
+    """The descriptor of the locked lock file. Raises _Cannot when another process holds it, OSError otherwise."""
     lock_path = path + LOCK_SUFFIX
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     for _ in range(_LOCK_TRIES):
@@ -148,11 +171,11 @@ def _lock(path: str) -> int:
                 return fd
         except BlockingIOError:
             os.close(fd)
-            raise _taken(path) from None
+            raise _taken() from None
         except FileNotFoundError:
             pass
         os.close(fd)
-    raise _taken(path)
+    raise _taken()
 
 
 def _unlock(path: str, lock_fd: int) -> None:
@@ -163,15 +186,15 @@ def _unlock(path: str, lock_fd: int) -> None:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket file of an owner that is no more. Raises ServeError when there is anything else."""
+    """Remove the socket file of an owner that is no more. Raises _Cannot when there is anything else."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise _cannot(path, "it exists and is not a socket", "move it away or set [socket] path")
+        raise _Cannot("it exists and is not a socket", "move it away or set {table} path")
     if _is_live(path):
-        raise _taken(path)
+        raise _taken()
     os.unlink(path)
 
 
@@ -211,10 +234,5 @@ def _bind(path: str, mode: int, gid: int) -> socket.socket:
     return sock
 
 
-def _taken(path: str) -> ServeError:
-    remedy = "stop it (is edgeguardd running already?) or set [socket] path"
-    return _cannot(path, "another process listens there", remedy)
-
-
-def _cannot(path: str, why: str, remedy: str) -> ServeError:
-    return ServeError(f"cannot listen on {path}: {why}; {remedy}")
+def _taken() -> _Cannot:
+    return _Cannot("another process listens there", "stop it (is edgeguardd running already?) or set {table} path")

@@ -12,7 +12,7 @@ import pytest
 from edgeguardd.core.config import HttpConfig
 from edgeguardd.errors import ServeError
 from edgeguardd.serve import httpconnection
-from edgeguardd.serve.http import HttpServer, Response
+from edgeguardd.serve.http import HttpServer, Request, Response
 from tests.support.subscribers import no_leaked_descriptors
 from tests.support.wait import DEADLINE_S, soon
 
@@ -465,3 +465,58 @@ def test_closing_cuts_what_is_open() -> None:
             assert await ended(reader) == b""
 
     run(test())
+
+
+def test_a_kept_connection_that_is_idle_makes_room_for_one_more() -> None:
+    """Proxies keep what they may never use again: the one used longest ago goes, one with half a request does not."""
+
+    async def test() -> None:
+        async with serving(max_connections=3) as server, contextlib.AsyncExitStack() as stack:
+            kept = [await stack.enter_async_context(connection(server)) for _ in range(3)]
+            for reader, writer in kept[:2]:
+                writer.write(GET)
+                assert (await answer(reader))[0] == 200
+            kept[2][1].write(GET[:10])
+            kept[0][1].write(GET)
+            assert (await answer(kept[0][0]))[0] == 200
+            assert (await asked(server, GET))[0] == 200
+            assert await ended(kept[1][0]) == b""
+            kept[2][1].write(GET[10:])
+            assert (await answer(kept[2][0]))[0] == 200
+            kept[0][1].write(GET)
+            assert (await answer(kept[0][0]))[0] == 200
+
+    run(test())
+
+
+def test_an_open_route_takes_any_method_and_throws_a_body_away() -> None:
+    """What is below its path comes to it as well; after a body that was not read the connection ends politely."""
+    asked_for: list[Request] = []
+
+    def note(request: Request) -> Response:
+        asked_for.append(request)
+        return Response(204, "text/plain", b"")
+
+    async def test() -> None:
+        server = HttpServer(HttpConfig(port=0), HELLO, {"/open": note})
+        await server.start()
+        try:
+            long = b"x" * 5000
+            async with connection(server) as (reader, writer):
+                for head in (b"DELETE /open?a=1", b"FOO /open/" + long + b"?b=%20", b"OPTIONS /open"):
+                    writer.write(head + b" HTTP/1.1\r\nHost: h\r\n\r\n")
+                    said = await reader.readuntil(b"\r\n\r\n")
+                    assert said.startswith(b"HTTP/1.1 204 No Content\r\n")
+                    assert b"content-length" not in said.lower()
+                writer.write(b"POST /open HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+                assert b"Connection: close" in await reader.readuntil(b"\r\n\r\n")
+                assert await ended(reader) == b""
+            assert (await asked(server, b"POST /opened HTTP/1.1\r\nHost: h\r\n\r\n"))[0] == 405
+            assert (await asked(server, b"CONNECT h:1 HTTP/1.1\r\nHost: h\r\n\r\n"))[0] == 405
+        finally:
+            await server.close()
+
+    run(test())
+    assert asked_for[0] == Request("DELETE", "/open", "a=1")
+    assert (asked_for[1].method, asked_for[1].query) == ("FOO", "b=%20")
+    assert [request.method for request in asked_for] == ["DELETE", "FOO", "OPTIONS", "POST"]

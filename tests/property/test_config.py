@@ -10,6 +10,7 @@ from edgeguardd.core import configtable as table
 from edgeguardd.core.config import (
     Config,
     DeviceSpec,
+    GateConfig,
     HttpConfig,
     Ladder,
     LastResorts,
@@ -23,6 +24,7 @@ from edgeguardd.core.config import (
     SocketConfig,
     Step,
     TargetSpec,
+    WatchSpec,
 )
 from edgeguardd.core.configlines import key_lines
 from edgeguardd.core.configparse import parse, read
@@ -34,6 +36,7 @@ SECTIONS = (*table.SECTIONS, configpolicy.STEP, configpolicy.RESORT_STEP)
 KEYS = sorted({row.key for section in SECTIONS for row in section.rows})
 HEADERS = [
     *("[socket]", "[http]", "[sampling]", "[machine]", "[[machine.device]]", "[recorder]", "[defaults]"),
+    *("[gate]", "[[pressure_watch]]"),
     *("[defaults.ladder]", "[defaults.last_resort]", "[[target]]", "[target.ladder]", "[target.last_resort]"),
 ]
 SCALARS = st.one_of(
@@ -188,8 +191,18 @@ def machines(draw: st.DrawFn) -> MachineConfig:
     )
 
 
+watches = st.builds(
+    WatchSpec,
+    st.sampled_from(["/run/a", "/run/b c", "/c"]),
+    mode=st.sampled_from([0o600, 0o666]),
+    group=st.none() | st.just("edge"),
+)
+
+
 configs = st.builds(
     Config,
+    gate=st.builds(GateConfig, hold_s=st.floats(0.1, 60), agent_port=st.none() | st.integers(0, 65535)),
+    pressure_watches=st.lists(watches, max_size=3, unique_by=lambda spec: spec.path).map(tuple),
     socket=st.builds(
         SocketConfig,
         path=st.just("/run/x"),

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Brings a checkout to where `make demo` and `make test` run: system packages, .venv, the shim for user-mode Linux.
-# Says what it installs. Quick when all is there. As root it installs Debian packages; otherwise it prints the one
-# line to run. Needs nothing but git, make and bash to begin with.
+# Brings a checkout to where `make demo` and `make test` run: system packages, .venv, the shim for user-mode Linux, and
+# the proxies and libraries that tests run as Debian has them, unpacked in .build. Says what it installs. Quick when all
+# is there. As root it installs Debian packages; otherwise it prints the one line to run. Needs nothing but git, make and
+# bash to begin with.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -72,6 +73,9 @@ make_shim() {
     "$venv/bin/python" -m tests.support.uml.preload >/dev/null
 }
 
+fetch_programs() { "$venv/bin/python" -m tests.support.programs; }
+
 install_packages
 make_venv
 make_shim
+fetch_programs

@@ -8,6 +8,7 @@ from edgeguardd.core import configtable as table
 from edgeguardd.core.config import (
     Config,
     DeviceSpec,
+    GateConfig,
     Ladder,
     LastResorts,
     LastResortStep,
@@ -17,6 +18,7 @@ from edgeguardd.core.config import (
     RecorderConfig,
     Step,
     TargetSpec,
+    WatchSpec,
 )
 from edgeguardd.core.configparse import MAX_FILE_BYTES, parse, read
 from edgeguardd.core.configreader import MAX_PROBLEMS
@@ -237,6 +239,7 @@ def test_every_key_can_be_given() -> None:
 def test_every_field_has_its_row() -> None:
     """No field of the configuration values is without a key, and no key without a field."""
     parts = {"socket", "http", "sampling", "log", "machine", "recorder", "defaults", "targets", "devices"}
+    parts |= {"gate", "pressure_watches"}
     parts |= {"ladder", "last_resort", "policy"}
     for section in (*table.SECTIONS, configpolicy.STEP, configpolicy.RESORT_STEP):
         fields = {field.name for field in msgspec.structs.fields(section.fills)}
@@ -253,9 +256,11 @@ def test_the_example_means_the_defaults_and_names_every_key() -> None:
     uncommented = "\n".join(
         line.removeprefix("#") if line.startswith("#") and line[1:2] != " " else line
         for line in example().splitlines()
-        if not line.startswith(("#path", "#glob"))
+        if not line.startswith(("#path", "#glob", "#target =")) or "pressure.sock" in line
     )
     config = read(uncommented, "example")
+    assert config.pressure_watches == (WatchSpec("/run/edgeguardd/pressure.sock", group="edgeguard"),)
+    assert config.gate == GateConfig(agent_port=9465)
     assert [spec.unit for spec in config.targets] == ["llama.service"]
     assert config.machine.devices == (DeviceSpec("gpu", "nvml"),)
 
@@ -471,6 +476,17 @@ def test_an_unknown_key_is_a_fault_with_the_nearest_known_one(text: str, expecte
         "[[machine.device]]\nname = 'a'\nkind = 'nvml'\ncritical = 1",
         "[[machine.device]]\nname = 'a'\nkind = 'nvml'\n[[machine.device]]\nname = 'a'\nkind = 'nvmap'",
         "[recorder]\nmax_size = '4K'",
+        "[gate]\nhold = 0",
+        "[gate]\nagent_port = 70000",
+        "[gate]\nagent_address = 'here'",
+        "pressure_watch = 5",
+        "[pressure_watch]\npath = '/run/p'",
+        "[[pressure_watch]]\nmode = '0660'",
+        "[[pressure_watch]]\npath = 'p'",
+        "[[pressure_watch]]\npath = '/run/p'\n[[pressure_watch]]\npath = '/run/p'",
+        "[[pressure_watch]]\npath = '/run/edgeguardd/edgeguardd.sock'",
+        "[[pressure_watch]]\npath = '/run/p'\ntarget = 'llm'",
+        "[[pressure_watch]]\npath = '/run/p'\ntarget = 'g'\n[[target]]\nname = 'g'\nglob = '/*'",
         "[recorder]\nenabled = 1",
         "[target]\nname = 'a'",
         "target = [5]",
