@@ -1,8 +1,8 @@
 """Bridges: edgeguardd's commands carried out on inference servers that know nothing of it, through their own calls.
 
-    edgeguardctl bridge NAME ──▶ run ──▶ Bridge ──▶ Gate      who may in: 503, places, drain
-                                           │  └────▶ Server    one file a server: which calls, in which order
-                                           └───────▶ Figures   what really left the server's cgroup
+    edgeguardctl bridge NAME ──▶ run ──▶ Bridge ──▶ Gate, Places   who may in: 503, places, drain
+                                           └──▶ Works ──▶ Server   one file a server: which calls, in which order
+                                                  └─────▶ Figures  what really left the server's cgroup
 
 The framework does what is the same everywhere: it subscribes, keeps the gate, drains, measures, times out, acks, and
 never lets one command wait for another. A server's file only says what its server can do and how.
@@ -14,6 +14,8 @@ How to add a server
 
        class SomeServer(Server):
            harmless = frozenset({"/health", "/metrics", "/v1/models"})   # GETs that cost nothing and wake nothing
+
+           operators = frozenset({"/sleep"})                             # calls that no client gets through the gate
 
            async def look(self) -> Look:          # at start, and again when the server comes back
                version = (await self.http.get("/version")).field("version")
@@ -31,6 +33,8 @@ How to add a server
            async def load(self, taken) -> None:   # until it answers again
                ...
 
+   A release() that has to unload for it is `await self.reload()`: what does not come back is tried again. An
+   unload() that can fail half-way sets `self.out` to what load() would need as soon as it knows.
    Leave out what the server cannot do, and say so in Look.cannot, one sentence each ("cannot …: …; remedy").
    Optional: `reduce(ratio)` with Look(reduces=True) where the server has a live limit of its own, `running()` for an
    external gate, `reload()` as the release of one that has to unload for it, and `park()` with Look(parks=True) for

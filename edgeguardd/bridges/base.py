@@ -56,6 +56,8 @@ class Server(abc.ABC):
     name: ClassVar[str]
     # GET or HEAD of these paths, without a query, neither costs memory nor wakes the server: they pass a shut gate.
     harmless: ClassVar[frozenset[str]] = frozenset({"/health", "/metrics", "/v1/models"})
+    # Calls that only the bridge and the operator should make: the gate answers 403, whoever asks.
+    operators: ClassVar[frozenset[str]] = frozenset()
     # A release ends with the server ready again, so the gate opens after it; a restart loses what it had in memory.
     release_words: ClassVar[str] = "giving memory back"
 

@@ -9,6 +9,7 @@ Must not: know memory, models or edgeguardd. Upstream: places, calls, h11. Downs
 import asyncio
 import contextlib
 import json
+import urllib.parse
 from collections.abc import Collection
 from typing import cast
 
@@ -55,15 +56,36 @@ class GateError(Struct, frozen=True):
         return json.dumps({"error": error}).encode()
 
 
-class Gate:
-    """Serves connections before one upstream. `harmless`: paths whose GETs need no place and pass when it is shut."""
+_FORBIDDEN = GateError(
+    403,
+    "Forbidden",
+    "invalid_request_error",
+    "operators_only",
+    "this call is the operator's; ask the server itself, past the gate",
+)
 
-    def __init__(self, upstream: Endpoint, places: Places, harmless: Collection[str], retry_after_s: int) -> None:
+
+class Gate:
+    """Serves connections before one upstream.
+
+    harmless   paths whose GETs need no place and pass when it is shut
+    operators  paths that no client may ask for
+    """
+
+    def __init__(
+        self,
+        upstream: Endpoint,
+        places: Places,
+        harmless: Collection[str],
+        retry_after_s: int,
+        operators: Collection[str] = (),
+    ) -> None:
         self.places = places
         self.retry_after_s = retry_after_s
         self.upstream = upstream
         self._clients: set[asyncio.Task[None]] = set()
         self._harmless = frozenset(path.encode() for path in harmless)
+        self._operators = frozenset(operators)
 
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One client, from its first request to its end."""
@@ -92,6 +114,13 @@ class Gate:
     def is_free(self, request: h11.Request) -> bool:
         """Whether a request needs no place."""
         return request.method in _LOOKING and request.target in self._harmless
+
+    def is_operators(self, request: h11.Request) -> bool:
+        """Whether a request is for the operator only, however its path is spelt."""
+        if not self._operators:
+            return False
+        path = urllib.parse.unquote(urllib.parse.urlsplit(request.target.decode("latin-1")).path)
+        return (path.rstrip("/") or "/") in self._operators
 
 
 class _Client:
@@ -135,6 +164,8 @@ class _Client:
         places = self._gate.places
         if self._gate.connections > MAX_CONNECTIONS:
             return await self._refuse(_overloaded(Refusal("busy", "too many connections")))
+        if self._gate.is_operators(request):
+            return await self._refuse(_FORBIDDEN)
         if self._gate.is_free(request):
             return await self._pass_on(request)
         refusal = await places.enter()

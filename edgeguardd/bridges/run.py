@@ -11,6 +11,8 @@ import os
 import resource
 import shlex
 import signal
+import socket
+import stat
 from collections.abc import AsyncIterator, Coroutine
 
 from edgeguardd.bridges import catalog
@@ -104,7 +106,8 @@ class _Scene:
         self._places = Places(args.places, args.patience)
         self._taken = Taken(args.state)
         self.bridge = Bridge(self._server, self._places, self._figures, self._taken, settings)
-        self._gate = Gate(args.url, self._places, self._server.harmless, args.retry_after)
+        server = self._server
+        self._gate = Gate(args.url, self._places, server.harmless, args.retry_after, server.operators)
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> "_Scene":
@@ -260,9 +263,10 @@ async def _listening(gate: Gate, at: Endpoint) -> AsyncIterator[None]:
     """Serve the gate. Raises EdgeguardError."""
     try:
         if at.path is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(at.path)
+            _refuse_taken(at.path)
             server = await asyncio.start_unix_server(gate.connection, at.path, backlog=BACKLOG)
+            # As open as a port of this host: the directory says who may come.
+            os.chmod(at.path, 0o666)  # noqa: S103
         else:
             server = await asyncio.start_server(gate.connection, at.host, at.port, backlog=BACKLOG)
     except OSError as error:
@@ -273,6 +277,21 @@ async def _listening(gate: Gate, at: Endpoint) -> AsyncIterator[None]:
     finally:
         server.close()
         await gate.close()
+
+
+def _refuse_taken(path: str) -> None:
+    """A socket that a bridge left behind is replaced (asyncio does it). Raises EdgeguardError for anything else."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise EdgeguardError(f"cannot listen on unix:{path}: it is no socket; choose another --listen")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            probe.connect(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return
+    except BlockingIOError:
+        pass  # its queue is full: somebody listens
+    raise EdgeguardError(f"cannot listen on unix:{path}: somebody does already; stop that, or choose another --listen")
 
 
 def _tell_end(status: int) -> None:

@@ -66,6 +66,8 @@ class SglangServer(Server):
         {"/ready", "/metrics", "/v1/models", "/model_info", "/get_model_info", "/v1/loads", "/get_load"}
     )
 
+    operators: ClassVar[frozenset[str]] = frozenset({PAUSE, CONTINUE, FLUSH, RELEASE, RESUME, VERSION, FROM_DISK})
+
     _weights_go = False
 
     async def look(self) -> Look:

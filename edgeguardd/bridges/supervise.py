@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -143,7 +144,8 @@ class ChildKeeper:
             argv = [sys.executable, "-m", "edgeguardd.bridges.moved", self._cgroup_procs, *argv]
         if self._listens_at is not None:
             with contextlib.suppress(OSError):
-                os.unlink(self._listens_at)
+                if stat.S_ISSOCK(os.lstat(self._listens_at).st_mode):
+                    os.unlink(self._listens_at)
         try:
             self._process = await asyncio.create_subprocess_exec(*argv, stdin=asyncio.subprocess.DEVNULL)
         except OSError as error:

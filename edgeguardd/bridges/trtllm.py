@@ -50,6 +50,7 @@ class TrtllmServer(Server):
 
     name: ClassVar[str] = "trtllm"
     harmless: ClassVar[frozenset[str]] = frozenset({"/health", "/metrics", "/version", "/v1/models"})
+    operators: ClassVar[frozenset[str]] = frozenset({RELEASE, RESUME, STATUS})
 
     async def look(self) -> Look:
         """By /version, which calls there are, and whether they accept the key."""

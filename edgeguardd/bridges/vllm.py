@@ -68,6 +68,11 @@ class VllmServer(Server):
 
     name: ClassVar[str] = "vllm"
     harmless: ClassVar[frozenset[str]] = frozenset({"/health", "/ping", "/metrics", "/version", "/load", "/v1/models"})
+    # VLLM_SERVER_DEV_MODE=1 offers these to everybody; /collective_rpc calls any method of the workers.
+    operators: ClassVar[frozenset[str]] = frozenset(
+        {RESET, PAUSE, RELEASE_KV, SLEEP, WAKE, RPC, "/resume", "/is_paused", "/is_sleeping", "/server_info"}
+        | {"/reset_mm_cache", "/reset_encoder_cache"}
+    )
 
     _pauses = False
     _sleeps = False

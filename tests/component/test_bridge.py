@@ -173,6 +173,35 @@ def test_a_trim_that_is_only_logical_is_followed_by_one_that_is_not(place: str, 
         asyncio.run(scene(daemon))
 
 
+def test_a_gate_takes_over_what_a_dead_bridge_left_and_nothing_else(place: str, llm: FakeCgroup) -> None:
+    """A socket that somebody serves stays theirs, a file stays a file; one sentence says so."""
+
+    async def refused(bridge: Bridge, why: str) -> None:
+        argv = [sys.executable, "-m", "edgeguardd.cli.edgeguardctl", "bridge", "--settings", bridge.settings_path]
+        process = await asyncio.create_subprocess_exec(*argv, cwd=REPOSITORY, stderr=asyncio.subprocess.PIPE)
+        _, said = await asyncio.wait_for(process.communicate(), 30)
+        assert (process.returncode, why in said.decode()) == (1, True), said
+
+    async def scene() -> None:
+        async with FakeLlama() as server:
+            bridge = Bridge(place, llm, server.url)
+            gate = f"{place}/gate"
+            with open(gate, "w"):  # noqa: ASYNC230 - a moment
+                pass
+            await refused(bridge, "it is no socket; choose another --listen")
+            os.unlink(gate)
+            with socket.socket(socket.AF_UNIX) as other:
+                other.bind(gate)
+                other.listen()
+                await refused(bridge, "somebody does already")
+            async with bridge.running():
+                await soon(lambda: bridge.facts("bridge_ready"), what="found")
+                assert await bridge.status() == 200
+                assert os.stat(gate).st_mode & 0o777 == 0o666
+
+    asyncio.run(scene())
+
+
 def test_a_bridge_waits_for_a_server_that_is_not_there_yet_and_says_so_once(place: str, llm: FakeCgroup) -> None:
     """Clients are told to come again; SIGTERM ends it all the same."""
 

@@ -113,6 +113,23 @@ def test_a_shut_gate_refuses_at_once_and_says_when_to_come_again() -> None:
     played(scene())
 
 
+def test_the_operators_calls_are_no_clients_however_they_are_spelt() -> None:
+    """A server that offers them offers them to everybody; behind the gate it does not."""
+    spellings = ("/sleep", "/sleep?level=2", "/%73leep", "/sleep/", "http://elsewhere/sleep")
+
+    async def scene() -> None:
+        async with Upstream() as upstream:
+            gate = Gate(endpoint(upstream.url), Places(None, 1.0), {"/health"}, 7, {"/sleep"})
+            async with listening(gate) as front:
+                for target in spellings:
+                    raw = f"POST {target} HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
+                    assert (await said(front, raw.encode())).startswith(b"HTTP/1.1 403 "), target
+                assert (await Http(front).ask("POST", "/sleepers", {})).status == 200
+            assert upstream.calls == ["POST /sleepers"]
+
+    played(scene())
+
+
 def test_looking_at_health_needs_no_place_and_passes_a_shut_gate() -> None:
     """A load balancer that asks would else take the server out for the wrong reason."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -76,7 +77,8 @@ def test_a_child_is_stopped_and_started_again_when_it_ends_by_itself(
     async def scene() -> None:
         ends: list[int] = []
         stale = tmp_path / "sock"
-        stale.touch()
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(stale))
         program = script(tmp_path / "server", f"echo $$ >> {tmp_path}/pids; exec sleep 60")
         keeper = ChildKeeper([program], None, ends.append, str(stale))
         await keeper.start()
