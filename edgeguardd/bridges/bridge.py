@@ -122,10 +122,8 @@ class Bridge:
         """Let fewer requests in at once."""
         self._wanted.ratio = _share(command.parameters.max_batch_ratio)
         self._apply_ratio()
-        if self.look.reduces:
-            await self.server.reduce(self._wanted.ratio)
-            return None
-        return NoEffect() if self._settings.external else None
+        await self._works.reduce()
+        return NoEffect() if self._settings.external and not self.look.reduces else None
 
     async def reject_requests(self, command: Command) -> Result:
         """Refuse new requests."""
@@ -154,8 +152,7 @@ class Bridge:
             self._wanted.model = self._wanted.model or bool(wanted.model_loaded)
             self._places.notify()
             await self._works.bring_back()
-        if self.look.reduces:
-            await self.server.reduce(self._wanted.ratio)
+        await self._works.reduce()
         return None
 
     # Without a command

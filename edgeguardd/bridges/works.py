@@ -196,6 +196,14 @@ class Works:
             self._places.open("parked")
             self._places.open("unloaded")
 
+    async def reduce(self) -> None:
+        """Have the server set its own limit to what is wanted now; what is out gets that when it is back."""
+        if not self.look.reduces:
+            return
+        async with self._lock:
+            if not self._out:
+                await self._within(self._server.reduce(self._wanted.ratio), "set its limit")
+
     async def mend(self) -> None:
         """Bring back what is out although it is wanted: after a load that failed, or a bridge that died.
 
@@ -203,6 +211,7 @@ class Works:
         """
         if self._out and self._wanted.model and not (self._out.parked and self._wanted.rejecting.is_set()):
             await self.bring_back()
+            await self.reduce()
 
     # Their parts
 

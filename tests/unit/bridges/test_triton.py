@@ -213,6 +213,31 @@ def test_lowered_counts_outlive_an_unload() -> None:
     run(test)
 
 
+def test_lowering_counts_brings_nothing_back_that_is_being_unloaded() -> None:
+    """Both of an emergency's commands run side by side; a load in the middle of the unload would undo it."""
+
+    async def test(server: Triton) -> None:
+        bridged = await found(server, instances="live")
+        path = "/v2/repository/models/ocr/load"
+        server.hold(path)
+        reducing = asyncio.create_task(bridged.reduce(0.5))
+        await soon(lambda: server.waiting(path))
+        unloading = asyncio.create_task(bridged.unload())
+        done, _ = await asyncio.wait({unloading}, timeout=0.3)
+        assert not done
+        assert await bridged.refuses()
+        server.let_go(path)
+        await reducing
+        await unloading
+        assert {model.state for model in server.models.values()} == {"UNAVAILABLE", ""}
+        await bridged.reduce(0.25)
+        assert {model.state for model in server.models.values()} == {"UNAVAILABLE", ""}
+        await bridged.restore(ratio=0.5)
+        assert instances(server) == {"detect": [1], "ocr": [1, 1], "spare": [1]}
+
+    run(test)
+
+
 def test_where_every_model_has_one_instance_the_gate_does_it() -> None:
     """There is nothing to lower, and that is said at the start."""
 
