@@ -110,6 +110,8 @@ class Http:
         except OSError as error:
             why = os.strerror(error.errno).lower() if error.errno else str(error)
             raise AwayError(f"cannot {asked} at {self.at}: {why}; start the server, or correct --url") from None
+        except EOFError:
+            raise AwayError(f"cannot {asked} at {self.at}: it ended before its answer; see the server's log") from None
         except h11.ProtocolError as error:
             raise AwayError(f"cannot {asked} at {self.at}: {error}; is that an HTTP server?") from None
 
@@ -161,7 +163,12 @@ async def _answer(connection: h11.Connection, reader: asyncio.StreamReader, aske
     status, body = 0, bytearray()
     headers: dict[str, str] = {}
     while True:
-        event = connection.next_event()
+        try:
+            event = connection.next_event()
+        except h11.RemoteProtocolError:
+            if reader.at_eof():
+                raise EOFError from None
+            raise
         if event is h11.NEED_DATA:
             connection.receive_data(await reader.read(PIECE_BYTES))
         elif isinstance(event, h11.Response):
@@ -174,4 +181,4 @@ async def _answer(connection: h11.Connection, reader: asyncio.StreamReader, aske
         elif isinstance(event, h11.EndOfMessage):
             return Reply(status, bytes(body), asked, headers)
         elif isinstance(event, h11.ConnectionClosed):
-            raise h11.RemoteProtocolError("the connection ended before the answer")
+            raise EOFError

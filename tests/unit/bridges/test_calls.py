@@ -1,6 +1,8 @@
 """One HTTP call to a server, and where a server is."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -64,7 +66,13 @@ def test_what_goes_wrong_is_a_sentence_that_names_the_call() -> None:
                 await http.get("/")
         with pytest.raises(AwayError, match="connection refused; start the server, or correct --url"):
             await http.get("/")
-        listener = await asyncio.start_server(_speaks_no_http, "127.0.0.1", 0)
+        for said in (b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"):
+            listener = await asyncio.start_server(_saying(said), "127.0.0.1", 0)
+            async with listener:
+                port = listener.sockets[0].getsockname()[1]
+                with pytest.raises(AwayError, match="it ended before its answer; see the server's log"):
+                    await Http(endpoint(f"http://127.0.0.1:{port}")).get("/")
+        listener = await asyncio.start_server(_saying(b"SSH-2.0-OpenSSH_9.2\r\n\r\n", hold=True), "127.0.0.1", 0)
         async with listener:
             port = listener.sockets[0].getsockname()[1]
             with pytest.raises(AwayError, match="is that an HTTP server"):
@@ -73,9 +81,17 @@ def test_what_goes_wrong_is_a_sentence_that_names_the_call() -> None:
     asyncio.run(scene())
 
 
-async def _speaks_no_http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
-    writer.close()
+def _saying(words: bytes, *, hold: bool = False) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]:
+    """A server that says so much once it was asked, and hangs up; `hold`: when the client has."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(words)
+        if hold:
+            await reader.read()
+        writer.close()
+
+    return serve
 
 
 @pytest.mark.parametrize(
