@@ -85,11 +85,13 @@ def _saying(words: bytes, *, hold: bool = False) -> Callable[[asyncio.StreamRead
     """A server that says so much once it was asked, and hangs up; `hold`: when the client has."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(words)
-        if hold:
-            await reader.read()
-        writer.close()
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(words)
+            if hold:
+                await reader.read()
+        finally:
+            writer.close()
 
     return serve
 
