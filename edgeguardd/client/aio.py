@@ -38,11 +38,24 @@ class AsyncSubscriber(Guard):
 
     # Life
 
+    @property
+    def running(self) -> bool:
+        """Whether it has been started and not closed since, on a loop that is there."""
+        task = self._task
+        return task is not None and not task.done() and not task.get_loop().is_closed()
+
     async def start(self) -> None:
-        """Connect and stay connected, in a task. Raises ValueError for handlers that cannot work together."""
-        if self._sealed:
-            raise RuntimeError("cannot start twice: make another AsyncSubscriber")
-        self._seal()
+        """Connect and stay connected, in a task. After close() it may be started again, also on another loop.
+
+        Raises ValueError for handlers that cannot work together, RuntimeError when it runs already.
+        """
+        if self.running:
+            raise RuntimeError("cannot start twice: it runs; close it first, or make another AsyncSubscriber")
+        if not self._sealed:
+            self._seal()
+        self._prepare()  # nothing of an earlier life, whose loop may be gone
+        self._said = self._parting = None
+        self._session.begin_life(time.monotonic())
         self._task = asyncio.create_task(self._run(), name="edgeguardd-client")
 
     async def run_forever(self) -> None:

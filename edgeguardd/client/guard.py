@@ -80,13 +80,24 @@ class Guard:
         """
 
         def register(handler: H) -> H:
-            if self._sealed:
-                raise RuntimeError(f"cannot handle {action!r} now: register handlers before the start")
+            self._check_open(action)
             self._check_handler(handler)
             self._handlers.add(action, handler)
             return handler
 
         return register
+
+    def wrap(self, action: str, around: Callable[[Handler | None], Handler]) -> None:
+        """Put a function around the one that carries out a command, or in its place: around(what was there or None).
+
+        For what stands between server and daemon, as edgeguardd.client.asgi. Raises as `on` does.
+        """
+        self._check_open(action)
+        self.on(action)(around(self._handlers.take(action)))
+
+    def handles(self, action: str) -> bool:
+        """Whether a command has a function. Raises ValueError for an unknown command."""
+        return self._handlers.has(action)
 
     # What is in force
 
@@ -126,6 +137,10 @@ class Guard:
 
     def _check_handler(self, handler: Handler) -> None:
         """Raises TypeError for a handler that this client cannot call."""
+
+    def _check_open(self, action: str) -> None:
+        if self._sealed:
+            raise RuntimeError(f"cannot handle {action!r} now: register handlers before the start")
 
     def _seal(self) -> None:
         """The start: what is supported is what has a handler. Raises ValueError when that cannot work."""

@@ -25,14 +25,18 @@ class Handlers:
 
     def add(self, word: str, handler: Handler) -> None:
         """Let a function carry out an action. Raises ValueError for an unknown or a taken one."""
-        try:
-            action = Action(word)
-        except ValueError:
-            known = ", ".join(Action)
-            raise ValueError(f"cannot handle {word!r}: no such command; choose one of {known}") from None
+        action = _action(word)
         if action in self._by_action:
             raise ValueError(f"cannot handle {word!r} twice: it has a handler; remove one of the two")
         self._by_action[action] = handler
+
+    def take(self, word: str) -> Handler | None:
+        """The function of an action, which it then has no more. Raises ValueError for an unknown one."""
+        return self._by_action.pop(_action(word), None)
+
+    def has(self, word: str) -> bool:
+        """Whether an action has a function. Raises ValueError for an unknown one."""
+        return _action(word) in self._by_action
 
     def get(self, action: Action) -> Handler | None:
         """The function of an action."""
@@ -47,3 +51,11 @@ class Handlers:
         for action in LASTING:
             if action in self._by_action and Action.RESTORE not in self._by_action:
                 raise ValueError(f'cannot start: "{action}" has a handler but "restore" has none; add one, or it stays')
+
+
+def _action(word: str) -> Action:
+    try:
+        return Action(word)
+    except ValueError:
+        known = ", ".join(Action)
+        raise ValueError(f"cannot handle {word!r}: no such command; choose one of {known}") from None

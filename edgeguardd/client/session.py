@@ -80,6 +80,11 @@ class ClientSession:
 
     # The link
 
+    def begin_life(self, now: float) -> None:
+        """The client starts, perhaps not for the first time: the daemon counts as away from now on."""
+        self.disconnected(now)
+        self._await_daemon(now)
+
     def hello_bytes(self) -> bytes:
         """The first line of a connection."""
         return wire.encode(
