@@ -1,6 +1,6 @@
 """docs/reference/client.md: the Python client's public names, made from their signatures and docstrings.
 
-Must not: describe a parameter or method in words of its own (their docstrings do). Upstream: client.
+Must not: describe a parameter or method in words of its own (their docstrings do). Upstream: client, asgi, onnx.
 Downstream: cli.reference.
 """
 
@@ -13,6 +13,7 @@ import msgspec
 
 from edgeguardd import client
 from edgeguardd.cli.protocoltext import ACTIONS, MEANINGS
+from edgeguardd.client import asgi, onnx
 from edgeguardd.client.guard import Guard
 from edgeguardd.core.model import Action, Command, Parameters, Report
 
@@ -52,7 +53,9 @@ asyncio.run(main())
   with everything allowed ([ADR 7](../adr/0007-a-lost-guard-fails-open.md)).
 - The logger `edgeguardd.client` says once why there is no connection: that nobody is there, or what the daemon
   answered. Nothing is raised for it: a guard that is away must not stop the server.
-- Start after a fork, not before it.
+- Start after a fork, not before it. An `AsyncSubscriber` that was closed may be started again.
+
+Whole programs for each kind of server are in [Subscribe a server written in Python](../how-to/subscribe.md).
 """
 
 # In the order of the page; each is in client.__all__.
@@ -60,18 +63,19 @@ ANSWERS = ("Released", "Logical", "NoEffect", "Unsupported")
 
 
 def page() -> str:
-    """The whole page. Raises KeyError for a constructor's parameter that Guard's docstring does not explain."""
+    """The whole page. Raises KeyError for a constructor's parameter that its class's docstring does not explain."""
     return TEXT + "".join(f"\n{head}\n\n{body}" for head, body in _sections())
 
 
 def _sections() -> Iterator[tuple[str, str]]:
     yield (
         f"## `{_spelled('Subscriber', client.Subscriber)}`\n\n`AsyncSubscriber` takes the same.",
-        _table(("Parameter", "Meaning"), parameters_explained().items()),
+        _table(("Parameter", "Meaning"), parameters_explained(Guard).items()),
     )
     for kind in (client.Subscriber, client.AsyncSubscriber):
         yield f"## Methods of `{kind.__name__}`", _table(("Method", "What it does"), _methods(kind))
-    yield "## Properties of both", _table(("Property", "What it is"), _properties())
+    yield "## Properties of both", _table(("Property", "What it is"), _properties(Guard))
+    yield "`AsyncSubscriber` also has:", _table(("Property", "What it is"), _properties(client.AsyncSubscriber))
     yield (
         "## Figures to report\n\nEach counts until another is given, and is told again after a reconnect.",
         _table(("Figure", "Meaning"), _fields(Report, "report")),
@@ -87,6 +91,7 @@ def _sections() -> Iterator[tuple[str, str]]:
         _table(("Answer", "Meaning"), map(_answer, ANSWERS)),
     )
     yield f"## Admission\n\n{_sentence(client.Admission)}", _table(("Field", "Type"), _typed(client.Admission))
+    yield from _integrations()
     yield (
         f"## Level and role\n\n`Level`: {_words(client.Level)}; they compare as numbers and print as words.",
         f"`Role`: {_words(client.Role)}.\n",
@@ -97,16 +102,37 @@ def _sections() -> Iterator[tuple[str, str]]:
     )
 
 
-def parameters_explained() -> dict[str, str]:
-    """The constructor's parameters with the words of Guard's docstring, in the signature's order."""
+def _integrations() -> Iterator[tuple[str, str]]:
+    yield "## ASGI applications", "`from edgeguardd.client.asgi import MemoryGuard, Wanted`\n"
+    yield (
+        f"### `{_spelled('MemoryGuard', asgi.MemoryGuard)}`\n\n{_first(asgi.MemoryGuard)}",
+        _table(("Parameter", "Meaning"), parameters_explained(asgi.MemoryGuard).items()),
+    )
+    yield f"### `Wanted`\n\n{_sentence(asgi.Wanted)}", _table(("Field", "Type"), _typed(asgi.Wanted))
+    yield "## ONNX Runtime", "`from edgeguardd.client.onnx import ArenaShrinker`\n"
+    yield (
+        f"### `{_spelled('ArenaShrinker', onnx.ArenaShrinker)}`\n\n{_first(onnx.ArenaShrinker)}",
+        _table(("Parameter", "Meaning"), parameters_explained(onnx.ArenaShrinker).items()),
+    )
+    yield "To be handlers of `trim_kv_cache`:", _table(("Call", "What it does"), _shrinker_calls())
+
+
+def _shrinker_calls() -> Iterator[tuple[str, str]]:
+    kind = onnx.ArenaShrinker
+    yield _spelled("shrinker", kind.__call__), _sentence(kind.__call__)
+    yield f"await {_spelled('shrinker.in_thread', kind.in_thread)}", _sentence(kind.in_thread)
+
+
+def parameters_explained(kind: type) -> dict[str, str]:
+    """A constructor's parameters with the words of its class's docstring, in the signature's order."""
     explained: dict[str, str] = {}
     name = ""
-    for line in (Guard.__doc__ or "").splitlines():
+    for line in (kind.__doc__ or "").splitlines():
         if found := re.fullmatch(r" {4}(\w+) {2,}(\S.*)", line):
             name, explained[found[1]] = found[1], found[2]
         elif name and line.startswith(" " * 8):
             explained[name] += f" {line.strip()}"
-    return {name: explained[name] for name in inspect.signature(Guard).parameters}
+    return {name: explained[name] for name in inspect.signature(kind).parameters}
 
 
 def methods(kind: type[Guard]) -> Iterator[tuple[str, Any]]:
@@ -127,8 +153,8 @@ def _methods(kind: type[Guard]) -> Iterator[tuple[str, str]]:
         yield f"{prefix}{_spelled(name, member)}", _sentence(member)
 
 
-def _properties() -> Iterator[tuple[str, str]]:
-    for name, member in vars(Guard).items():
+def _properties(kind: type[Guard]) -> Iterator[tuple[str, str]]:
+    for name, member in vars(kind).items():
         if isinstance(member, property):
             yield name, _sentence(member)
 

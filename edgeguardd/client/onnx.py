@@ -52,13 +52,13 @@ class Session(Protocol):
 
 
 class ArenaShrinker:
-    """Shrinks the arenas of one session, from any thread, also while it runs elsewhere.
+    """Shrinks the arenas of one session, from any thread. Makes one small run now, or raises ValueError.
 
     session  an onnxruntime.InferenceSession
     feeds    the inputs of the small run; default: zeros of the declared types, with 1 for each dimension left open
     arenas   which to shrink, as ONNX Runtime spells it: "cpu:0", "gpu:0", "cpu:0;gpu:0"
 
-    Makes the small run once, and raises ValueError if that cannot be: better now than when memory is short.
+    A model that cannot make that run says so here, and not when memory is short. Other runs may go on meanwhile.
     """
 
     def __init__(self, session: Session, *, feeds: Mapping[str, Any] | None = None, arenas: str = "cpu:0") -> None:

@@ -6,40 +6,17 @@ import sys
 import threading
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 
 from edgeguardd.client import Released
 from edgeguardd.client.onnx import ArenaShrinker, anonymous_bytes, smallest_feeds
+from tests.support.onnxmodels import session, squaring
 
-ort = pytest.importorskip("onnxruntime", reason="onnxruntime has no build for this Python")
-np = pytest.importorskip("numpy")
-onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime", reason="onnxruntime has no build for this Python")
 
 MIB = 1 << 20
-
-
-def session(inputs: dict[str, tuple[str, list[Any]]], nodes: list[Any], *, arena: bool = True) -> Any:
-    """A session of a model with these inputs (type and shape of each) and one output "y"."""
-    helper, types = onnx.helper, onnx.TensorProto
-    declared = [helper.make_tensor_value_info(name, getattr(types, kind), s) for name, (kind, s) in inputs.items()]
-    output = helper.make_tensor_value_info("y", types.FLOAT, None)
-    graph = helper.make_graph(nodes, "test", declared, [output])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    options = ort.SessionOptions()
-    options.enable_cpu_mem_arena = arena
-    options.log_severity_level = 4
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def squaring(*, arena: bool = True) -> Any:
-    """n numbers in, the sum of an n × n matrix out: dynamic shapes that take memory."""
-    node = onnx.helper.make_node
-    nodes = [
-        node("Transpose", ["x"], ["t"], perm=[1, 0]),
-        node("MatMul", ["x", "t"], ["square"]),
-        node("ReduceSum", ["square"], ["y"], keepdims=0),
-    ]
-    return session({"x": ("FLOAT", ["n", 4])}, nodes, arena=arena)
 
 
 def grow(grown: Any, numbers: int = 5000) -> None:
@@ -103,7 +80,11 @@ def test_the_small_run_fits_the_declared_inputs() -> None:
         node("Cast", ["mask"], ["c"], to=onnx.TensorProto.FLOAT),
         node("Sum", ["a", "b", "c"], ["y"]),
     ]
-    inputs = {"ids": ("INT64", ["n", None, 3]), "half": ("FLOAT16", [3]), "mask": ("BOOL", [])}
+    inputs: dict[str, tuple[str, list[Any]]] = {
+        "ids": ("INT64", ["n", None, 3]),
+        "half": ("FLOAT16", [3]),
+        "mask": ("BOOL", []),
+    }
     running = session(inputs, nodes)
     feeds = smallest_feeds(running)
     assert {name: (array.dtype.name, array.shape) for name, array in feeds.items()} == {

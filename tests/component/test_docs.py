@@ -26,6 +26,7 @@ ELSEWHERE = {
     "python3 -m venv /opt/edgeguardd && /opt/edgeguardd/bin/pip install .": "setup.sh does it for .venv",
     "pipx install .": "as above; tests/component/test_package.py runs the wheel",
     "uv tool install --python 3.12 .": "as above",
+    "python packaging/examples/onnx-server/server.py": "tests/component/test_docs_subscribe.py",
 }
 
 

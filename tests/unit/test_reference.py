@@ -23,6 +23,8 @@ from edgeguardd.cli import (
     reference,
 )
 from edgeguardd.cli.protocolpage import page, type_words
+from edgeguardd.client import asgi, onnx
+from edgeguardd.client.guard import Guard
 from edgeguardd.conformance.cases import CASES
 from edgeguardd.conformance.peer import Peer
 from edgeguardd.conformance.script import How, bytes_of, lines_of
@@ -99,7 +101,11 @@ def test_every_public_name_of_the_client_is_on_its_page() -> None:
     """With each parameter that it takes and each method that it has."""
     text = clientpage.page()
     assert [name for name in client.__all__ if f"{name}" not in text] == []
-    assert set(clientpage.parameters_explained()) == set(inspect.signature(client.Subscriber).parameters)
+    assert set(clientpage.parameters_explained(Guard)) == set(inspect.signature(client.Subscriber).parameters)
+    for integration in (asgi.MemoryGuard, onnx.ArenaShrinker):
+        explained = clientpage.parameters_explained(integration)
+        assert set(explained) == set(inspect.signature(integration).parameters)
+        assert [name for name in explained if f"| `{name}` |" not in text] == []
     for kind in (client.Subscriber, client.AsyncSubscriber):
         for name, method in clientpage.methods(kind):
             assert f"{name}(" in text
