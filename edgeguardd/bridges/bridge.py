@@ -48,11 +48,11 @@ class Bridge:
 
     def handlers(self) -> dict[str, Callable[[Command], object]]:
         """By action, those that the server as it was found can carry out."""
-        found: dict[str, Callable[[Command], object]] = {
-            "reject_requests": self.reject_requests,
-            "restore": self.restore,
-        }
-        if self.look.reduces or self._settings.external or self.full_places is not None:
+        found: dict[str, Callable[[Command], object]] = {"restore": self.restore}
+        if self._settings.refuses:
+            found["reject_requests"] = self.reject_requests
+        places = self._settings.external or self.full_places is not None
+        if self.look.reduces or (self._settings.refuses and places):
             found["reduce_batch"] = self.reduce_batch
         if self.look.trims or self.look.releases or self.look.parks:
             found["trim_kv_cache"] = self.trim

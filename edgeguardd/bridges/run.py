@@ -44,9 +44,13 @@ LEAVE_S = 10.0
 
 NO_FIGURES = "cannot measure what is given back: the server's cgroup is not known; give --unit or --cgroup"
 NO_PLACES = "cannot reduce the batch: the server does not say how many requests it takes at once; give --places"
+NO_GATE = (
+    "cannot refuse requests, reduce the batch, or give memory back while requests come: there is no gate; give "
+    "--listen, or --gate external where a proxy asks edgeguardd's /admit"
+)
 NO_RUNNING = (
-    "cannot tell when nobody is inside: behind an external gate only the server could; a trim gives nothing back, and "
-    "an unload cuts off who is inside; give --listen instead"
+    "cannot tell when nobody is inside: without a gate of the bridge's own only the server could; a trim gives nothing "
+    "back, and an unload cuts off who is inside; give --listen"
 )
 
 log = get_logger()
@@ -101,7 +105,8 @@ class _Scene:
             patience_s=args.within,
             release_from=Level[args.release_from.upper()],
             worth_bytes=args.worth,
-            external=args.gate == "external",
+            external=args.listen is None,
+            refuses=args.listen is not None or args.gate == "external",
         )
         self._places = Places(args.places, args.patience)
         self._taken = Taken(args.state)
@@ -201,9 +206,11 @@ class _Scene:
         found = []
         if self._figures.needed_bytes() is None:
             found.append(NO_FIGURES)
-        if "reduce_batch" not in self.bridge.handlers():
+        if self._args.listen is None and self._args.gate != "external":
+            found.append(NO_GATE)
+        elif "reduce_batch" not in self.bridge.handlers():
             found.append(NO_PLACES)
-        if self._args.gate == "external" and await self._server.running() is None:
+        if self._args.listen is None and await self._server.running() is None:
             found.append(NO_RUNNING)
         return found
 

@@ -41,7 +41,8 @@ class Settings(Struct, frozen=True):
     patience_s     how long a release, an unload or a load may take
     release_from   below this level a trim costs no request anything, until it is asked for again
     worth_bytes    a release that would bring less than this is not made
-    external       another proxy refuses for us, by asking edgeguardd's /admit
+    external       no gate of our own: another proxy refuses, by asking edgeguardd's /admit, or nobody does
+    refuses        somebody does
     """
 
     places: int | None = None
@@ -50,6 +51,7 @@ class Settings(Struct, frozen=True):
     release_from: Level = Level.HIGH
     worth_bytes: int = 32 * 1024 * 1024
     external: bool = False
+    refuses: bool = True
 
 
 class Wanted:

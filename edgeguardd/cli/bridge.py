@@ -26,11 +26,6 @@ COMMAND_KEY = "command"
 MOST_S = 86_400.0
 LEVELS = tuple(level.word for level in Level if level is not Level.NORMAL)
 
-NO_GATE = (
-    "cannot start a bridge: something has to refuse requests; give --listen for the bridge's own gate, or "
-    "--gate external where a proxy asks edgeguardd's /admit"
-)
-
 Adder = Callable[..., Any]
 
 
@@ -61,8 +56,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(["cannot start a bridge: name the server, or give --settings FILE; one of the two"])
     if args.settings is not None:
         args = read_settings(args.settings)
-    if (args.listen is None) == (args.gate == "own"):
-        raise ConfigError([NO_GATE])
+    if args.listen is not None and args.gate == "external":
+        raise ConfigError(
+            ["cannot start a bridge: --listen is a gate of its own; give it or --gate external, not both"]
+        )
     import asyncio  # noqa: PLC0415 - heavy, and only this command needs it
 
     from edgeguardd import logs  # noqa: PLC0415
@@ -144,8 +141,8 @@ def _add_options(parser: argparse.ArgumentParser, name: str, row: catalog.Row) -
     add_argument(
         "--target",
         metavar="NAME",
-        required=True,
-        help="the target it serves; self: the bridge's own cgroup",
+        default="self",
+        help="the target it serves (default: self, the bridge's own cgroup)",
     )
     add_argument("--name", metavar="NAME", help=f"what logs and status call the bridge (default: {name}-bridge)")
     _add_gate(parser.add_argument_group("the gate").add_argument)

@@ -249,3 +249,30 @@ def test_what_only_running_requests_need_is_parked_while_requests_are_refused(pl
 
     with Daemon(place, CONFIGURATION, cgroup_root=f"{place}/tree") as daemon:
         asyncio.run(scene(daemon))
+
+
+def test_the_shortest_command_line_starts_and_says_what_it_cannot_do(place: str) -> None:
+    """A server's address is enough to begin with."""
+
+    async def scene() -> None:
+        async with FakeLlama() as server:
+            argv = [sys.executable, "-m", "edgeguardd.cli.edgeguardctl", "bridge", "llama-server", "--url", server.url]
+            process = await asyncio.create_subprocess_exec(
+                *argv, "--log-format", "json", "--socket", f"{place}/s", cwd=REPOSITORY, stderr=asyncio.subprocess.PIPE
+            )
+            said: list[dict[str, Any]] = []
+            try:
+                assert process.stderr is not None
+                while not said or said[-1]["event"] != "bridge_ready":
+                    said.append(json.loads(await asyncio.wait_for(process.stderr.readline(), 30)))
+                process.terminate()
+                assert await asyncio.wait_for(process.wait(), 30) == 0
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+            assert said[-1]["commands"] == ["restore", "trim_kv_cache"]
+            why = " ".join(line["why"] for line in said[:-1])
+            assert [word for word in ("--listen", "--unit", "--cgroup") if word not in why] == []
+
+    asyncio.run(scene())

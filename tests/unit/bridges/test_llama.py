@@ -392,6 +392,21 @@ def test_with_an_external_gate_memory_is_released_only_while_that_one_refuses(tm
     asyncio.run(scene())
 
 
+def test_without_any_gate_only_what_disturbs_nobody_is_done(tmp_path: Path) -> None:
+    """No command is claimed that nobody could carry out."""
+
+    async def scene() -> None:
+        settings = Settings(external=True, refuses=False)
+        async with standing(tmp_path, settings) as (bridged, _):
+            bridged.grow()
+            assert bridged.bridge.handlers().keys() == {"trim_kv_cache", "unload_model", "restore"}
+            assert isinstance(await bridged.obey("trim_kv_cache", Level.CRITICAL), Logical)
+            assert isinstance(await bridged.obey("trim_kv_cache", Level.CRITICAL), Logical)
+            assert bridged.keeper.done == []
+
+    asyncio.run(scene())
+
+
 def test_a_bridge_that_died_after_an_unload_is_followed_by_one_that_brings_the_model_back(tmp_path: Path) -> None:
     """A restart of the bridge must not leave the server stopped for ever."""
 

@@ -61,7 +61,6 @@ def test_a_command_in_a_settings_file_is_taken_as_it_is(tmp_path: Path) -> None:
         ("", "server is none of llama-server, "),
         ("server = 1", "server is none of"),
         ("server = ", "it is no TOML"),
-        ('server = "ollama"', "--target"),
         ('server = "ollama"\ntarget = "llm"\nlisten = "8080"', "--listen: cannot use '8080': it is no plain URL"),
         ('server = "ollama"\ntarget = "llm"\nspeed = 9', "unrecognized arguments: --speed=9"),
         ('server = "ollama"\ntarget = "llm"\ndrain = true', "drain is neither text nor a number"),
@@ -86,7 +85,7 @@ def test_a_faulty_settings_file_is_named_with_its_key(tmp_path: Path, text: str,
     [
         ([], "name the server, or give --settings FILE"),
         (["--settings", "/absent.toml"], "cannot read /absent.toml: no such file or directory"),
-        (["ollama", "--target", "llm"], "something has to refuse requests; give --listen"),
+        (["ollama", "--listen", "unix:/g", "--gate", "external"], "give it or --gate external, not both"),
     ],
 )
 def test_a_bridge_that_cannot_start_says_why(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
