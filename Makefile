@@ -1,6 +1,6 @@
 # Every verb sets up first what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-llama test check kernel system bench deb docs setup clean
+.PHONY: help demo demo-llama llama test check kernel system bench deb docs setup clean
 
 PY := .venv/bin/python
 FAST_TESTS := $(wildcard tests/unit tests/property tests/component tests/cases)
@@ -15,6 +15,11 @@ demo-llama: setup ## a real llama-server and model, bare and guarded; builds the
 	@tests/llama/setup.sh
 	@$(PY) -m tests.llama --program "$${LLAMA_SERVER:-$${LLAMA_DIR:-.build/llama}/llama-server}" \
 		--model "$${LLAMA_MODEL:-$${LLAMA_DIR:-.build/llama}/model.gguf}" $(LLAMA_OPTIONS)
+
+llama: setup ## what the bridge takes llama-server to do, asked of a real one, as a router too; builds it first
+	@tests/llama/setup.sh
+	@LLAMA_SERVER="$$(realpath "$${LLAMA_SERVER:-$${LLAMA_DIR:-.build/llama}/llama-server}")" \
+		LLAMA_MODEL="$$(realpath "$${LLAMA_MODEL:-$${LLAMA_DIR:-.build/llama}/model.gguf}")" $(PY) -m pytest -v tests/llama
 
 test: check ## everything that must be green: check, then all tests, kernel tests included (under 10 minutes)
 	$(PY) -m pytest -q --numprocesses 3 --dist worksteal $(FAST_TESTS)

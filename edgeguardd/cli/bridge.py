@@ -57,9 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.settings is not None:
         args = read_settings(args.settings)
     if args.listen is not None and args.gate == "external":
-        raise ConfigError(
-            ["cannot start a bridge: --listen is a gate of its own; give it or --gate external, not both"]
-        )
+        raise ConfigError(["cannot start a bridge: --listen is a gate; give it or --gate external, not both"])
     import asyncio  # noqa: PLC0415 - heavy, and only this command needs it
 
     from edgeguardd import logs  # noqa: PLC0415

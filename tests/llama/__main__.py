@@ -1,7 +1,7 @@
 """`make demo-llama`: the same callers on a real llama-server twice, under the same limits: bare and guarded.
 
-    python -m tests.llama --program FILE --model FILE [--prompts N] [--minutes M] [--only bare|guarded] [--threads N]
-                          [--here]
+    python -m tests.llama --program FILE --model FILE [--prompts N] [--minutes M] [--words N] [--only bare|guarded]
+                          [--threads N] [--here]
 
 Runs on this host's cgroup v2 if it has one that can be written, else inside user-mode Linux. Exit status 0: the bare
 run had time-outs or kills, and in the guarded one nothing was killed and every request was answered or refused within
@@ -56,6 +56,7 @@ def main() -> int:
     parser.add_argument("--model", required=True, type=os.path.abspath, help="a GGUF file")
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="a run lasts as long as so many prompts take")
     parser.add_argument("--minutes", type=float, help="instead: until so many prompts are answered, or M minutes")
+    parser.add_argument("--words", type=int, default=load.PROMPT_WORDS, help="how long a prompt is")
     parser.add_argument("--only", choices=RUNS)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--here", action="store_true", help="on this kernel, whatever it is")
@@ -90,11 +91,12 @@ async def all_runs(options: argparse.Namespace) -> int:
     directory = tempfile.mkdtemp(prefix="edgeguardd-llama-", dir="/run")
     stage = Stage(options.program, options.model, directory, options.threads)
     try:
-        rest = await at_rest(stage, options.prompts, None if options.minutes is None else 60.0 * options.minutes)
+        most_s = None if options.minutes is None else 60.0 * options.minutes
+        rest = await at_rest(stage, options.prompts, most_s, options.words)
         limits = Limits(rest.needed_bytes + ROOM_BYTES, rest.needed_bytes + ROOM_BYTES)
         say(
             f"llama-server loads in {rest.load_s:.1f} s, needs {rest.needed_bytes / MIB:.0f} MiB at rest, and answers "
-            f"{load.CALLERS} prompts of about 2,450 new tokens in {rest.prompt_s:.1f} s"
+            f"{load.CALLERS} prompts of about {rest.words:,} new tokens in {rest.prompt_s:.1f} s"
         )
         say(
             f"memory.max {limits.max_bytes / MIB:.0f} MiB, no swap; "

@@ -64,9 +64,16 @@ class Load:
     """CALLERS callers on one socket until the time is over or `enough` are answered; each waits for its last answer."""
 
     def __init__(
-        self, socket_path: str, seconds: float, timeout_s: float, said: Callable[[str], None], enough: int | None = None
+        self,
+        socket_path: str,
+        seconds: float,
+        timeout_s: float,
+        said: Callable[[str], None],
+        enough: int | None = None,
+        words: int = PROMPT_WORDS,
     ) -> None:
         self.tally = Tally()
+        self._words = words
         self._enough = enough
         self._timeout_s = timeout_s
         self._socket_path = socket_path
@@ -98,7 +105,7 @@ class Load:
         began = time.monotonic()
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await ask(self._socket_path, number)
+                answer = await ask(self._socket_path, number, self._words)
         except TimeoutError:
             self.tally.timed_out += 1
             self._said(f"prompt {number}: no answer in {self._timeout_s:.0f} s")
@@ -126,13 +133,13 @@ class Load:
         return COME_AGAIN_S
 
 
-async def ask(socket_path: str, number: int) -> Reply:
+async def ask(socket_path: str, number: int, words: int = PROMPT_WORDS) -> Reply:
     """Send the prompt of this number. Raises AwayError without a whole answer."""
-    content = {"prompt": prompt(number), "n_predict": ANSWER_TOKENS, "temperature": 0.0, "ignore_eos": True}
+    content = {"prompt": prompt(number, words), "n_predict": ANSWER_TOKENS, "temperature": 0.0, "ignore_eos": True}
     return await Http(Endpoint("localhost", path=socket_path), within_s=FOR_EVER_S).ask("POST", "/completion", content)
 
 
-def prompt(number: int) -> str:
+def prompt(number: int, words: int = PROMPT_WORDS) -> str:
     """A prompt of which no other shares more than the first token or two; the same number gives the same words."""
     chosen = random.Random(number)  # noqa: S311 - words, not secrets
-    return " ".join(chosen.choices(WORDS, k=PROMPT_WORDS))
+    return " ".join(chosen.choices(WORDS, k=words))

@@ -20,7 +20,7 @@ from tests.demo.guard import socket_path
 from tests.demo.run import look_at
 from tests.demo.timeline import MIB, Limits
 from tests.llama.guard import TARGET, Guard
-from tests.llama.load import CALLERS, LEAST_TIMEOUT_S, PATIENCE_FACTOR, Load, Tally, ask
+from tests.llama.load import CALLERS, LEAST_TIMEOUT_S, PATIENCE_FACTOR, PROMPT_WORDS, Load, Tally, ask
 from tests.llama.server import ENVIRONMENT, PLACES, Place, Server
 from tests.support.cgroup import Cgroup
 
@@ -58,6 +58,7 @@ class Rest:
     prompt_s: float
     prompts: int
     most_s: float | None = None
+    words: int = PROMPT_WORDS
 
     @property
     def seconds(self) -> float:
@@ -109,7 +110,7 @@ class Run:
             async with self._bare(cgroup) if self._name == "bare" else self._guarded(cgroup) as socket:
                 self._began = time.monotonic()
                 rest = self._rest
-                load = Load(socket, rest.seconds, rest.timeout_s, self._event, rest.enough)
+                load = Load(socket, rest.seconds, rest.timeout_s, self._event, rest.enough, rest.words)
                 self.result.tally = load.tally
                 watching = asyncio.create_task(self._watch(cgroup))
                 try:
@@ -227,7 +228,7 @@ class Run:
         return time.monotonic() - self._began
 
 
-async def at_rest(stage: Stage, prompts: int, most_s: float | None = None) -> Rest:
+async def at_rest(stage: Stage, prompts: int, most_s: float | None, words: int) -> Rest:
     """Measure: one load, and one prompt of each caller, without limits."""
     with Cgroup.fresh("llama-rest") as cgroup:
         server = Server(stage.place("rest", cgroup))
@@ -235,8 +236,8 @@ async def at_rest(stage: Stage, prompts: int, most_s: float | None = None) -> Re
         try:
             needed_bytes = server.needed_bytes()
             began = time.monotonic()
-            await asyncio.gather(*(ask(server.place.socket, number) for number in range(CALLERS)))
-            return Rest(needed_bytes, load_s, time.monotonic() - began, prompts, most_s)
+            await asyncio.gather(*(ask(server.place.socket, number, words) for number in range(CALLERS)))
+            return Rest(needed_bytes, load_s, time.monotonic() - began, prompts, most_s, words)
         finally:
             await server.stop()
 
