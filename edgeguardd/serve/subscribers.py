@@ -21,7 +21,7 @@ from edgeguardd.errors import EdgeguardError, ProtocolError
 from edgeguardd.serve.connection import Connection
 from edgeguardd.serve.peercred import Peer
 from edgeguardd.serve.subscriberstats import SubscriberStats, SubscriberStatus
-from edgeguardd.serve.unixbind import Claim, claim, listening_unix
+from edgeguardd.serve.unixbind import Claim, claim, listening_at, listening_unix
 
 # Connections that have not said hello yet. One more pushes the oldest out: a real client says hello at once.
 MAX_WAITING = 256
@@ -75,8 +75,11 @@ class SubscriberServer:
     # Start and stop
 
     async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
-        """Listen on the socket that systemd passed, else on config.path. Raises ServeError."""
-        sock = listening_unix(sockets)
+        """Listen on the socket that systemd passed, else on config.path. Raises ServeError.
+
+        One that is bound there is it; else the first, as the unit may say another path than the configuration.
+        """
+        sock = listening_at(sockets, self.config.path) or listening_unix(sockets)
         if sock is None:
             self._claim = claim(self.config)
             sock = self._claim.sock

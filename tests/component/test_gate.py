@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.faketree import MIB, FakeCgroup, FakeTree
-from tests.support.running import Daemon, Subscriber
+from tests.support.running import REPOSITORY, Daemon, Subscriber
 from tests.support.wait import DEADLINE_S, eventually
 
 QUICK = "[defaults]\ndwell = 0.05\nrestore_dwell = 0.05\n[sampling]\nfast = 0.02\nslow = 0.05\n"
@@ -170,6 +171,14 @@ def test_a_wrong_question_is_answered_with_what_to_write(daemon: Daemon, query: 
     assert why in answer.body.decode()
     assert daemon.metric("edgeguardd_gate_answers_total", mode="unknown", answer="bad")
     assert daemon.facts("gate_asked_wrongly")
+
+
+def test_the_question_on_the_page_is_answered_as_printed(daemon: Daemon) -> None:
+    """The address that a reader is told to ask, and the first line of what comes."""
+    with open(f"{REPOSITORY}/docs/how-to/gate.md") as page:
+        found = re.search(r"^\$ curl -i 'http://127.0.0.1:9464(/\S*)'\nHTTP/1.1 (\d+) ", page.read(), re.MULTILINE)
+    assert found
+    assert ask(daemon, found[1]).status == int(found[2])
 
 
 def test_an_empty_parameter_counts_as_not_given(daemon: Daemon) -> None:

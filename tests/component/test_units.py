@@ -35,7 +35,10 @@ def test_what_a_service_may_do_is_little(name: str) -> None:
 @needs_systemd_analyze
 @pytest.mark.parametrize(
     "name",
-    ["edgeguardd.service", "edgeguardd.socket", "inference.slice", "protected.slice", "edgeguardd-bridge@.service"],
+    [
+        *("edgeguardd.service", "edgeguardd.socket", "edgeguardd-pressure.socket", "edgeguardd-bridge@.service"),
+        *("inference.slice", "protected.slice"),
+    ],
 )
 def test_systemd_knows_every_word(name: str, tmp_path: "os.PathLike[str]") -> None:
     """No unknown key, no bad value: systemd would ignore it and go on without the limit."""

@@ -64,7 +64,11 @@ def main() -> int:
     except subprocess.CalledProcessError as failed:
         print((failed.stdout or "")[-2000:], file=sys.stderr)
         print(f"setup: cannot fetch Debian packages: {' '.join(failed.cmd)} failed, see above", file=sys.stderr)
-        return 1
+        print("setup: without them tests with proxies and libsystemd are skipped by name", file=sys.stderr)
+        # Whoever is off the net may work on; a machine that is to show that all is well may not.
+        return 1 if os.environ.get("CI") else 0
+    for left in ("archives", "lists"):
+        shutil.rmtree(f"{HOME}/{left}")
     with open(STAMP, "w") as file:
         file.write(mark)
     return 0

@@ -85,7 +85,7 @@ class Backend:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
 
@@ -98,6 +98,11 @@ class Backend:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """A proxy that ends resets what it has kept open."""
 
 
 def ask(port: int, path: str = "/v1/chat/completions", body: bytes | None = None) -> Answer:
@@ -182,12 +187,17 @@ def free_port() -> int:
 
 
 def haproxy_maxconn(place: str) -> int:
-    """How many connections HAProxy lets through to the server now, as its runtime API tells."""
-    with socket.socket(socket.AF_UNIX) as admin:
-        admin.settimeout(DEADLINE_S)
-        admin.connect(f"{place}/admin.sock")
-        admin.sendall(b"show stat\n")
-        heading, *rows = admin.makefile().read().lstrip("# ").split("\n")
+    """How many connections HAProxy lets through to the server now."""
+    heading, *rows = haproxy_told(place, "show stat").lstrip("# ").split("\n")
     names = heading.split(",")
     (server,) = (dict(zip(names, row.split(","), strict=False)) for row in rows if row.startswith("llm,llm,"))
     return int(server["slim"])
+
+
+def haproxy_told(place: str, commands: str) -> str:
+    """What HAProxy answers on its runtime API."""
+    with socket.socket(socket.AF_UNIX) as admin:
+        admin.settimeout(DEADLINE_S)
+        admin.connect(f"{place}/admin.sock")
+        admin.sendall(commands.encode() + b"\n")
+        return admin.makefile().read()
