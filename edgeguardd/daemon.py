@@ -145,7 +145,7 @@ class Daemon:
         )
         self.pages = Pages(epoch, config_path, self.engine, self.targets, self.subscribers, self.metrics, self.machine)
         self.pages.sampling = config.sampling
-        self.pages.watchers_of = self.watches.count_of
+        self.pages.watchers = self.watches.counts
         open_routes = {ROOT: self.gate.admit}
         self.http = HttpServer(config.http, self.pages.routes(), open_routes) if config.http.enabled else None
         self.agent = AgentServer(config.gate, self.gate.agent) if config.gate.agent_port is not None else None

@@ -49,7 +49,7 @@ class Pages:
     ) -> None:
         self.ready = False
         self.sampling = SamplingConfig()
-        self.watchers_of: Callable[[str], int] = lambda _: 0
+        self.watchers: Callable[[], Mapping[str | None, int]] = dict
         self._epoch = epoch
         self._config_path = config_path
         self._engine = engine
@@ -88,6 +88,7 @@ class Pages:
         """The JSON of /status."""
         now = time.monotonic()
         watched = self._targets.status(now)
+        watchers = self.watchers()
         return {
             "version": __version__,
             "epoch": self._epoch,
@@ -97,7 +98,7 @@ class Pages:
             "worst_level": self._engine.worst_level().word,
             "machine": self._machine_row(now),
             "targets": [
-                {**_target(target, watched.get(name), now), "watchers": self.watchers_of(name)}
+                {**_target(target, watched.get(name), now), "watchers": watchers.get(name, 0)}
                 for name, target in self._engine.targets.items()
             ],
             "subscribers": [to_builtins(row) for row in self._subscribers.subscribers()],

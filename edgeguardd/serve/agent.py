@@ -41,6 +41,12 @@ class AgentServer:
             why = os.strerror(fault.errno) if isinstance(fault, OSError) and fault.errno else str(fault)
             remedy = "stop what listens there, or set [gate] agent_address and agent_port"
             raise ServeError(f"cannot answer the agent check on {address}:{port}: {why}; {remedy}") from fault
+        if not self._server.sockets:
+            # asyncio takes a failing socket(2) for an address family that this machine has not, and goes on without.
+            raise ServeError(
+                f"cannot answer the agent check on {address}:{port}: no socket could be had; "
+                "let the daemon open more files (systemd: LimitNOFILE=, else ulimit -n), or set [gate] agent_address"
+            )
 
     @property
     def port(self) -> int:

@@ -138,9 +138,12 @@ class PressureWatchServer:
                 if left is not None:
                     self._host.release(left)
 
-    def count_of(self, target: str) -> int:
-        """How many watch this target."""
-        return sum(watcher.target == target for watcher in self._watchers.values())
+    def counts(self) -> dict[str | None, int]:
+        """How many watch each target; None: the machine."""
+        found: dict[str | None, int] = {}
+        for watcher in self._watchers.values():
+            found[watcher.target] = found.get(watcher.target, 0) + 1
+        return found
 
     # What peers do
 

@@ -134,12 +134,18 @@ def test_haproxy_cuts_the_batch_at_high(place: str, llm: FakeCgroup, daemon: Dae
         assert ask(front).status == 200
         llm.usage(100 * MIB)
         eventually(lambda: most() == 8)
+        with open(f"{REPOSITORY}/docs/how-to/gate.md") as page:
+            maintain, go_on, by_hand = re.findall(r'^\$ echo "([^"]*)" \| socat - ', page.read(), re.MULTILINE)
+        assert not proxies.haproxy_told(place, maintain).strip()
+        asked = daemon.metric("edgeguardd_gate_answers_total", mode="haproxy")
+        assert ask(front).status == 503
+        assert not proxies.haproxy_told(place, go_on).strip()
+        eventually(lambda: daemon.metric("edgeguardd_gate_answers_total", mode="haproxy") != asked)
+        eventually(lambda: ask(front).status == 200)
         llm.usage(950 * MIB)
         eventually(lambda: ask(front).status == 503)
         daemon.kill()
         assert ask(front).status == 503
-        with open(f"{REPOSITORY}/docs/how-to/gate.md") as page:
-            (by_hand,) = re.findall(r'`echo "([^"]*)" \| socat - ', page.read())
         assert not proxies.haproxy_told(place, by_hand).strip()
         eventually(lambda: ask(front).status == 200)
 
