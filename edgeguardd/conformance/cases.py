@@ -241,9 +241,10 @@ CASES = (
         Give(
             '{"mood":{"seq":99,"type":"bye"},"type":"command","v":1,"seq":1,"target":"llm","action":"reduce_batch",'
             '"parameters":{"max_batch_ratio":0.5,"fan":{"max_batch_ratio":0.1}},"level":"high","reason":"",'
-            '"deadline_s":5.0,"x":-1.5e-3}'
+            '"deadline_s":5.0,"max_batch_ratio":0.1,"x":-1.5e-3}'
         ),
         _acked(1),
+        _state(max_batch_ratio=0.5),
         Give('{"type":"ping","id":"p","id2":"q","pad":true}'),
         _pong("p"),
     ),
