@@ -60,6 +60,11 @@ class Program:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.end()
 
+    @property
+    def pid(self) -> int:
+        """Its process number."""
+        return self._process.pid
+
     def descriptors(self) -> list[int]:
         """For poll: its end, and its standard output as long as that is open."""
         return [self._pidfd] if self._stdout.closed else [self._pidfd, self._stdout.fileno()]
