@@ -26,7 +26,7 @@ SHORTEST_PAUSE_S = 0.05
 # How much the last two pauses must exceed the first two; with doubling and half of each by chance it is at least four.
 GROWTH = 1.5
 # How long a program may take to end once it has closed its connection, for the better sentence of the two.
-LAST_WORDS_S = 0.5
+LAST_WORDS_S = 2.0
 # How long one wait lasts before an interrupt is looked at.
 SLICE_S = 0.2
 MAX_HEARD_LINES = 200

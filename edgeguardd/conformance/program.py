@@ -20,7 +20,7 @@ from edgeguardd.errors import EdgeguardError
 # The same variable that the clients read.
 PATH_VARIABLE = "EDGEGUARDD_SOCKET"
 LOST_AFTER_VARIABLE = "EDGEGUARDD_LOST_AFTER_S"
-STOP_S = 2.0
+STOP_S = 1.0
 MAX_STATE_BYTES = 4096
 MAX_LAST_WORDS = 300
 

@@ -30,7 +30,7 @@
 #define MAX_NAME_BYTES (4 * MAX_NAME_CHARS)
 #define MAX_MESSAGE_BYTES 256 /* of what a handler says, before escapes */
 #define MAX_REASON_BYTES 512
-#define MAX_DEPTH 128 /* of nested values; deeper ones make a line unreadable */
+#define MAX_DEPTH 512 /* of nested values; deeper ones make a line unreadable */
 
 /* Seconds. The same figures as in the Python client. */
 #define FIRST_PAUSE_S 0.1
@@ -191,7 +191,7 @@ struct number {
 
 static int is_digit(const struct reader *r) { return r->at < r->end && *r->at >= '0' && *r->at <= '9'; }
 
-/* A number. strtod() would obey the locale. */
+/* A number of any size. strtod() would obey the locale. */
 static int read_number(struct reader *r, struct number *n) {
     int negative = 0, negative_exponent = 0, scale = 0, exponent = 0, fits = 1;
     unsigned long long whole = 0;
@@ -236,7 +236,7 @@ static int read_number(struct reader *r, struct number *n) {
     if (negative) n->value = -n->value;
     if (!fits) n->is_whole = 0;
     n->whole = negative ? -(long long)whole : (long long)whole;
-    return n->value < NEVER && n->value > -NEVER;
+    return 1;
 }
 
 static int read_word(struct reader *r, const char *word) {
@@ -348,7 +348,7 @@ static int read_field(struct reader *r, struct message *m, const struct field *f
         else if (!whole && place != m->reason && place != m->text) ((char *)place)[0] = '\0';
         return 1;
     case NUMBER:
-        if (!read_number(r, &number)) return 0;
+        if (!read_number(r, &number) || !(number.value < NEVER && number.value > -NEVER)) return 0;
         *(double *)place = number.value;
         return 1;
     case WHOLE:

@@ -81,12 +81,14 @@ CLIENTS = {
     "raw": RAW,
     "asyncio": [sys.executable, "packaging/python/asyncio_server.py"],
     "blocking": [sys.executable, "packaging/python/blocking_server.py"],
+    "c": ["built by the fixture"],
 }
 
 
 @pytest.fixture(scope="module")
-def found() -> Iterator[dict[tuple[str, str], Result]]:
+def found(c_example: str) -> Iterator[dict[tuple[str, str], Result]]:
     """Every finding, and every case with every right client: many at once, because most of the time is waiting."""
+    CLIENTS["c"] = [c_example]
     wrong = [(kind, case) for kind, case, _ in FINDINGS]
     right = [(client, case.name) for client in CLIENTS for case in CASES]
     # The cases that wait for the longest come first.
@@ -122,7 +124,7 @@ def conformance(*argv: str) -> tuple[int, str]:
 @pytest.mark.parametrize("case", BY_NAME)
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_right_client_passes(found: dict[tuple[str, str], Result], client: str, case: str) -> None:
-    """A hundred lines of sockets, and both clients of ours."""
+    """A hundred lines of sockets, and the three clients of ours; the one in C with sanitizers on."""
     result = found[client, case]
     assert (result.outcome, result.why) == (Outcome.PASSED, ""), result
 

@@ -36,7 +36,7 @@ _SERVER_LINES: tuple[wire.ServerMessage, ...] = (
 )
 
 # What parsers trip over.
-_TOKENS = (
+TOKENS = (
     *(b"null", b"true", b"false", b"{}", b"[]", b'""', b"{", b"}", b"[", b"]", b'"', b",", b":", b"\\"),
     *(b"0", b"-1", b"-0", b"00", b"1e999", b"-1e999", b"1e-999", b"0.1", b"1.", b".5", b"+1", b"NaN", b"Infinity"),
     *(b"9223372036854775807", b"9223372036854775808", b"18446744073709551616", b"1" * 400),
@@ -85,9 +85,9 @@ class Mutator:
         elif kind == 1:
             del line[at : at + 1 + int(chance() * 8)]
         elif kind == 2:
-            line[at:at] = self._pick(_TOKENS)
+            line[at:at] = self._pick(TOKENS)
         elif kind == 3:
-            line[at : at + 1 + int(chance() * 12)] = self._pick(_TOKENS)
+            line[at : at + 1 + int(chance() * 12)] = self._pick(TOKENS)
         elif kind == 4:
             line[at:at] = line[at : at + 1 + int(chance() * 40)]
         elif kind == 5:

@@ -32,8 +32,8 @@ missing_packages() {
     [ -n "$(python)" ] || echo python3 python3-venv
     if [ "$(uname -m)" = x86_64 ]; then
         linux_uml || echo user-mode-linux
-        have cc || echo gcc libc6-dev
     fi
+    have cc || echo gcc libc6-dev
 }
 
 install_packages() {
