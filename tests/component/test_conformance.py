@@ -79,8 +79,8 @@ def played(argv: list[str], case: str, *, timeout_s: float = 1.0, strict: bool =
 
 CLIENTS = {
     "raw": RAW,
-    "asyncio": [sys.executable, "packaging/python/asyncio_server.py"],
-    "blocking": [sys.executable, "packaging/python/blocking_server.py"],
+    "asyncio": [sys.executable, "packaging/examples/python-client/asyncio_server.py"],
+    "blocking": [sys.executable, "packaging/examples/python-client/blocking_server.py"],
     "c": ["built by the fixture"],
 }
 

@@ -45,7 +45,7 @@ def test_a_client_stands_it(client: str, c_example: str, monkeypatch: pytest.Mon
     """It answers pings all the while, and carries out what it is asked for afterwards."""
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setenv("PYTHONPATH", REPOSITORY)
-    argv = [c_example] if client == "c" else [sys.executable, f"packaging/python/{client}_server.py"]
+    argv = [c_example] if client == "c" else [sys.executable, f"packaging/examples/python-client/{client}_server.py"]
     figures = confuse(client, argv, CLIENT_LINES, SEED)
     figures.check()
     assert figures.answers == CLIENT_LINES // 200

@@ -47,7 +47,7 @@ def run(part: str, share: float, seed: int) -> Figures:
         if part in {"c", "c-sanitized"}:
             argv = [build(directory, "example.c", SANITIZED if part == "c-sanitized" else ("-O2",))]
         else:
-            argv = [sys.executable, f"packaging/python/{part}_server.py"]
+            argv = [sys.executable, f"packaging/examples/python-client/{part}_server.py"]
             os.environ["PYTHONPATH"] = "."
         return confuse(part, argv, client_lines, seed)
 

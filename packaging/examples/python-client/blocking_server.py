@@ -1,32 +1,36 @@
-"""An asyncio server in small, subscribed with edgeguardd.client; it keeps the test contract of the conformance suite.
+"""A threaded server in small, subscribed with edgeguardd.client; it keeps the test contract of the conformance suite.
 
-    edgeguardctl conformance --exec python3 packaging/python/asyncio_server.py
+    edgeguardctl conformance --exec python3 packaging/examples/python-client/blocking_server.py
 
 What is the contract's and no real server's needs: printing the state, and obeying the reasons "conformance: …"
 (docs/how-to/write-a-client.md).
 """
 
-import asyncio
 import json
 import os
+import threading
+import time
 
-from edgeguardd.client import AsyncSubscriber, Command, NoEffect, Released
+from edgeguardd.client import Command, NoEffect, Released, Subscriber
 
 state = {"max_batch_ratio": 1.0, "accept_requests": True, "model_loaded": True, "trims": 0}
+# A trim and another command may run at the same time, each in its thread.
+lock = threading.Lock()
 
 
 def change(**fields: object) -> None:
     """Change the state; the contract: it is printed before the command is acked."""
-    state.update(fields)
-    print(json.dumps(state), flush=True)
+    with lock:
+        state.update(fields)
+        print(json.dumps(state), flush=True)
 
 
-async def trim(command: Command) -> Released:
+def trim(command: Command) -> Released:
     """Give the cache back."""
     if command.reason == "conformance: fail":
         raise RuntimeError("told to fail")
     if command.reason == "conformance: slow":
-        await asyncio.sleep(0.5)
+        time.sleep(0.5)
     change(trims=int(state["trims"]) + 1)
     return Released(command.parameters.release_bytes or 0)
 
@@ -39,17 +43,11 @@ def obey(command: Command) -> NoEffect:
 
 
 LASTING = ("reduce_batch", "reject_requests", "unload_model", "restore")
-
-
-async def main() -> None:
-    """Serve; here only the subscription."""
-    guard = AsyncSubscriber(
-        "asyncio-server",
-        handlers={"trim_kv_cache": trim, **dict.fromkeys(LASTING, obey)},
-        lost_after_s=float(os.environ.get("EDGEGUARDD_LOST_AFTER_S", "30")),
-    )
-    await guard.run_forever()
-
+guard = Subscriber(
+    "blocking-server",
+    handlers={"trim_kv_cache": trim, **dict.fromkeys(LASTING, obey)},
+    lost_after_s=float(os.environ.get("EDGEGUARDD_LOST_AFTER_S", "30")),
+)
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    guard.run_forever()
