@@ -23,11 +23,12 @@ from edgeguardd.bridges.supervise import ChildKeeper
 
 PROGRAM = os.environ.get("LLAMA_SERVER", "")
 MODEL = os.environ.get("LLAMA_MODEL", "")
-READY_WITHIN_S = 120.0
+# Also for 100 tokens on a processor that others use.
+READY_WITHIN_S = 240.0
 
 pytestmark = [
     pytest.mark.skipif(not (PROGRAM and MODEL), reason="LLAMA_SERVER and LLAMA_MODEL name no server and no model"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
 
@@ -95,7 +96,7 @@ def test_a_trim_does_not_wait_for_a_slot_that_generates(tmp_path: Path) -> None:
     async def scene() -> None:
         async with serving("--model", MODEL, "--slot-save-path", str(tmp_path), "--metrics") as server:
             await server.look()
-            busy = asyncio.create_task(complete(server, tokens=400))
+            busy = asyncio.create_task(complete(server, tokens=100))
             while await server.running() != 1:
                 assert not busy.done()
                 await asyncio.sleep(0.01)
@@ -109,7 +110,7 @@ def test_a_trim_does_not_wait_for_a_slot_that_generates(tmp_path: Path) -> None:
             assert not hanging.done()
             assert took_s < 2.0
             assert await busy == 200
-            await hanging
+            assert (await hanging).field("n_erased") > 0
 
     asyncio.run(scene())
 
