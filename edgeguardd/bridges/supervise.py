@@ -6,6 +6,7 @@ Must not: run a shell, decide when. Upstream: asyncio, systemctl. Downstream: th
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import stat
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from edgeguardd.bridges.calls import ServerError
+from edgeguardd.bridges.launch import STAY
 from edgeguardd.core.text import printable
 
 SYSTEMCTL = ("/usr/bin/systemctl", "/bin/systemctl")
@@ -138,18 +140,22 @@ class ChildKeeper:
             await self._process.wait()
 
     async def _spawn(self) -> None:
-        argv = list(self._argv)
-        if self._cgroup_procs is not None:
-            # It moves itself in and becomes the server, so that the server's first page counts in its cgroup.
-            argv = [sys.executable, "-m", "edgeguardd.bridges.moved", self._cgroup_procs, *argv]
+        program = shutil.which(self._argv[0])
+        if program is None:
+            raise ServerError(f"cannot start {self._argv[0]}: there is no such program; correct the command")
+        # It moves itself in and becomes the server, so that the server's first page counts in its cgroup.
+        launch = [sys.executable, "-m", "edgeguardd.bridges.launch", str(os.getpid()), self._cgroup_procs or STAY]
         if self._listens_at is not None:
             with contextlib.suppress(OSError):
                 if stat.S_ISSOCK(os.lstat(self._listens_at).st_mode):
                     os.unlink(self._listens_at)
         try:
-            self._process = await asyncio.create_subprocess_exec(*argv, stdin=asyncio.subprocess.DEVNULL)
+            # A session of its own: Ctrl-C is for the bridge, which lets the server's answers end first.
+            self._process = await asyncio.create_subprocess_exec(
+                *launch, *self._argv, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+            )
         except OSError as error:
-            raise ServerError(f"cannot start {argv[0]}: {os.strerror(error.errno or 0)}; correct the command") from None
+            raise ServerError(f"cannot start {sys.executable}: {os.strerror(error.errno or 0)}") from None
         self._started_at = time.monotonic()
 
     async def _watch(self) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 from edgeguardd.bridges import supervise
 from edgeguardd.bridges.calls import ServerError
 from edgeguardd.bridges.supervise import ChildKeeper, CommandKeeper, UnitKeeper
-from tests.support.wait import soon
+from tests.support.children import ending
+from tests.support.running import REPOSITORY
+from tests.support.wait import eventually, soon
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -100,6 +103,33 @@ def test_a_child_is_stopped_and_started_again_when_it_ends_by_itself(
     asyncio.run(scene())
 
 
+def test_a_child_does_not_outlive_a_bridge_that_is_killed(tmp_path: Path) -> None:
+    """It would hold its port and its memory against the next one, without a gate before it."""
+    server = script(
+        tmp_path / "server", f"echo $$ > {tmp_path}/pid.part; mv {tmp_path}/pid.part {tmp_path}/pid; exec sleep 60"
+    )
+    code = (
+        "import asyncio, sys; from edgeguardd.bridges.supervise import ChildKeeper\n"
+        "async def main():\n"
+        "    await ChildKeeper(sys.argv[1:], None, print).start(); await asyncio.sleep(60)\n"
+        "asyncio.run(main())"
+    )
+    with ending(subprocess.Popen([sys.executable, "-c", code, server], cwd=REPOSITORY)) as bridge:
+        eventually((tmp_path / "pid").exists)
+        pid = int((tmp_path / "pid").read_text())
+        bridge.kill()
+        bridge.wait()
+        eventually(lambda: not alive(pid), what="the child has ended")
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process that has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_a_child_that_ignores_the_asking_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory is what this is about."""
     monkeypatch.setattr(supervise, "STOP_WITHIN_S", 0.05)
@@ -131,7 +161,7 @@ def test_a_child_enters_its_cgroup_before_it_becomes_the_server(tmp_path: Path) 
         await homeless.start()
         await soon(lambda: ends == [126])
         await homeless.stop()
-        with pytest.raises(ServerError, match=r"cannot start /absent: No such file or directory"):
+        with pytest.raises(ServerError, match=r"cannot start /absent: there is no such program"):
             await ChildKeeper(["/absent"], None, ends.append).start()
 
     asyncio.run(scene())
