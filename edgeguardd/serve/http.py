@@ -7,6 +7,7 @@ Downstream: daemon.
 import asyncio
 import errno
 import os
+import socket
 from collections.abc import Callable, Mapping
 
 from edgeguardd.core.config import HttpConfig
@@ -20,6 +21,13 @@ _REMEDIES = {
     errno.EADDRNOTAVAIL: "no interface has this address; set [http] address",
     errno.EACCES: "ports below 1024 need CAP_NET_BIND_SERVICE; set [http] port",
 }
+
+
+# asyncio accepts as many connections in one turn as its backlog says, and reads them turns later: with few a turn,
+# those before have been answered, and may make room, before a crowd of askers fills max_connections.
+ACCEPTS_PER_TURN = 16
+# The kernel's queue is longer: who finds it full tries again a second later (TCP_TIMEOUT_INIT).
+BACKLOG = 1024
 
 
 class HttpServer:
@@ -48,7 +56,9 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         address, port = self.config.address, self.config.port
         try:
-            self._server = await loop.create_server(lambda: HttpConnection(self), address, port)
+            self._server = await loop.create_server(
+                lambda: HttpConnection(self), address, port, backlog=ACCEPTS_PER_TURN
+            )
         except (OSError, OverflowError) as fault:
             code = getattr(fault, "errno", None) or 0
             why = os.strerror(code) if code in errno.errorcode else str(fault)
@@ -60,6 +70,10 @@ class HttpServer:
                 f"cannot listen on {address}:{port}: no socket could be had; "
                 "let the daemon open more files (systemd: LimitNOFILE=, else ulimit -n), or set [http] address"
             )
+
+        for listener in self._server.sockets:
+            with socket.socket(fileno=os.dup(listener.fileno())) as same:
+                same.listen(BACKLOG)
 
     @property
     def port(self) -> int:
