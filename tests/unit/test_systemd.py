@@ -188,6 +188,46 @@ def test_sockets_handed_over_are_taken_once() -> None:
     assert done.stdout.splitlines() == ["[3, 10] [False, False]", "[] []", "[4, 5, 6, 7, 8, 9]"]
 
 
+KEPT = """
+import os, socket
+from edgeguardd.systemd import KEPT_NAME, listen_sockets
+
+ours, theirs = socket.socketpair()
+named, _ = socket.socketpair()
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("")
+listener.listen()
+os.dup2(listener.fileno(), 50); os.dup2(named.fileno(), 51); os.dup2(ours.fileno(), 52); os.dup2(listener.fileno(), 53)
+for sock in (ours, theirs, named, _, listener):
+    sock.detach()
+for number in range(4):
+    os.dup2(50 + number, 3 + number)
+os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "4", "LISTEN_FDNAMES": f"x:{KEPT_NAME}:y:{KEPT_NAME}"}
+print([sock.detach() for sock in listen_sockets()])
+"""
+
+
+def test_connections_that_were_kept_come_back_under_their_name() -> None:
+    """A connection of another name is somebody else's, and so is a listening socket of that name."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", KEPT], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stderr, done.stdout) == ("", "[3, 4]\n")
+
+
+def test_a_connection_is_handed_over_to_be_kept(systemd: socket.socket) -> None:
+    """With its descriptor and its name; where nobody takes it, that is said."""
+    notifier = Notifier()
+    with socket.socket(socket.AF_UNIX) as connection:
+        assert notifier.keep(connection)
+        message, fds, _, _ = socket.recv_fds(systemd, 4096, 2)
+        assert message == b"FDSTORE=1\nFDNAME=pressure-watcher"
+        with socket.socket(fileno=fds[0]) as kept:
+            assert os.path.sameopenfile(kept.fileno(), connection.fileno())
+        notifier.close()
+        assert not notifier.keep(connection)
+
+
 @pytest.mark.parametrize(
     "words",
     [
