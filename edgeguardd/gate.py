@@ -108,7 +108,7 @@ class Gate:
             self.stats.count(question.mode.value, "granted")
             return Response(granted_status, JSON, b"")
         self.stats.count(question.mode.value, "refused")
-        body = _body(f"no request can be taken now: {verdict.refusal}", "overloaded_error", "insufficient_memory")
+        body = _body(f"no request can be taken now: {verdict.refusal}", "overloaded_error", "memory_pressure")
         return Response(refused_status, JSON, body, (("Retry-After", str(math.ceil(verdict.retry_after_s))),))
 
     def answered(self, effect: AnswerGate) -> None:

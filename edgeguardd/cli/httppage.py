@@ -61,7 +61,7 @@ In the second form, for proxies that append the client's own path and query, not
 
 A no has `Retry-After`, in whole seconds, and an error as OpenAI's API has it:
 
-    {"error": {"message": "…", "type": "overloaded_error", "param": null, "code": "insufficient_memory"}}
+    {"error": {"message": "…", "type": "overloaded_error", "param": null, "code": "memory_pressure"}}
 
 A question that is wrong (an unknown mode or target, a size that is no number) is answered 400, and said in the log.
 

@@ -125,7 +125,7 @@ def test_each_proxy_is_answered_as_it_understands(daemon: Daemon, llm: FakeCgrou
             assert answer.status == refused
             assert int(answer.headers["retry-after"]) >= 1
             error = json.loads(answer.body)["error"]
-            assert (error["type"], error["code"], error["param"]) == ("overloaded_error", "insufficient_memory", None)
+            assert (error["type"], error["code"], error["param"]) == ("overloaded_error", "memory_pressure", None)
             assert "memory.max" in error["message"]
         assert daemon.metric("edgeguardd_gate_answers_total", mode=mode, answer="refused")
     llm.usage(100 * MIB)

@@ -107,7 +107,7 @@ def test_a_request_at_critical_is_refused_at_once_and_served_after_recovery(
             assert answer.status == refused_status
             assert int(answer.headers["retry-after"]) >= 1
             assert answer.headers["content-type"] == "application/json"
-            assert json.loads(answer.body)["error"]["code"] == "insufficient_memory"
+            assert json.loads(answer.body)["error"]["code"] == "memory_pressure"
         assert statistics.median(answer.took_s for answer in refusals) < REFUSED_WITHIN_S
         backend.go_on.set()
         stream.join()
