@@ -38,7 +38,8 @@ fuzz: setup ## 1,000,000 mutated lines at the server, 100,000 at each client, wi
 	@$(PY) -m tests.fuzz $(FUZZ_OPTIONS)
 
 docs: setup ## write the generated pages of docs/reference again
-	$(PY) -m edgeguardd.cli.reference docs/reference --example packaging/config/edgeguardd.toml --policy docs/explanation/policy.md
+	$(PY) -m edgeguardd.cli.reference docs/reference --example packaging/config/edgeguardd.toml --policy docs/explanation/policy.md \
+		--man docs/man
 
 system: ## tests with systemd, in QEMU
 	@echo "cannot run system tests: not built yet" >&2; exit 2

@@ -17,6 +17,7 @@ from edgeguardd.cli import (
     edgeguardd,
     httppage,
     logpage,
+    manpages,
     metricspage,
     policytext,
     protocolpage,
@@ -98,11 +99,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="where the pages go, such as docs/reference")
     parser.add_argument("--example", metavar="FILE", type=Path, help="also write the commented example configuration")
+    parser.add_argument("--man", metavar="DIR", type=Path, help="also write the man pages here, such as docs/man")
     parser.add_argument("--policy", metavar="FILE", type=Path, help="also fill the generated blocks of this page")
     args = parser.parse_args(argv)
     written = {args.directory / name: text for name, text in pages().items()}
     if args.example is not None:
         written[args.example] = configtext.example()
+    if args.man is not None:
+        written |= {args.man / name: text for name, text in manpages.pages().items()}
     if args.policy is not None:
         written[args.policy] = policytext.fill(args.policy.read_text())
     for path, text in written.items():

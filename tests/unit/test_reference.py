@@ -3,7 +3,9 @@
 import contextlib
 import inspect
 import re
+import shutil
 import socket
+import subprocess
 import threading
 import typing
 from pathlib import Path
@@ -17,6 +19,7 @@ from edgeguardd.cli import (
     edgeguardctl,
     httppage,
     logpage,
+    manpages,
     metricspage,
     policytext,
     protocoltext,
@@ -46,6 +49,17 @@ def test_the_pages_are_up_to_date(name: str) -> None:
     """Whoever changes a table runs `make docs`."""
     committed = (ROOT / "docs/reference" / name).read_text()
     assert committed == reference.pages()[name], f"docs/reference/{name} is out of date: run `make docs`"
+
+
+@pytest.mark.parametrize("name", sorted(manpages.pages()))
+def test_the_man_pages_are_up_to_date_and_read_well(name: str) -> None:
+    """man shows them without a warning, with every key and option in them."""
+    committed = (ROOT / "docs/man" / name).read_text()
+    assert committed == manpages.pages()[name], f"docs/man/{name} is out of date: run `make docs`"
+    if shutil.which("groff") is not None:
+        argv = ["groff", "-ww", "-man", "-Tutf8", "-K", "utf8", str(ROOT / "docs/man" / name)]
+        shown = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+        assert shown.stderr == ""
 
 
 def test_the_example_is_up_to_date_and_means_the_defaults(tmp_path: Path) -> None:
