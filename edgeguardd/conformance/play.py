@@ -23,14 +23,13 @@ def play_all(
     """
     stop = threading.Event()
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        running = [pool.submit(_play, case, argv, timeout_s, strict, stop) for case in cases]
         try:
+            running = [pool.submit(_play, case, argv, timeout_s, strict, stop) for case in cases]
             for future in running:
                 yield future.result()
         finally:
             stop.set()
-            for future in running:
-                future.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _play(case: Case, argv: Sequence[str], timeout_s: float, strict: bool, stop: threading.Event) -> Result:

@@ -414,7 +414,7 @@ struct eg_client {
     void *context;
     unsigned supports;
     char name[MAX_NAME_BYTES + 1], target[MAX_NAME_BYTES + 1], path[sizeof(((struct sockaddr_un *)0)->sun_path)];
-    int fd, welcomed, skipping, away_said;
+    int fd, welcomed, skipping, away_said, busy;
     unsigned long connection;
     unsigned long long chance;
     double pause_s, connect_at, heard_at, pinged_at, heartbeat_s, lost_after_s, lift_at, report_at;
@@ -817,6 +817,8 @@ static void lift(eg_client *c, double now) {
 void eg_ready(eg_client *c) {
     double now = now_s();
 
+    if (c->busy) return; /* called by the handler */
+    c->busy = 1;
     if (c->fd < 0 && now >= c->connect_at) try_connect(c, now);
     flush(c, now);
     receive(c, now);
@@ -829,6 +831,7 @@ void eg_ready(eg_client *c) {
     }
     if (report_is_due(c) && now >= c->report_at) say_report(c, now);
     flush(c, now);
+    c->busy = 0;
 }
 
 int eg_fd(const eg_client *c) { return c->fd; }
@@ -872,6 +875,7 @@ void eg_finish(eg_client *c, const struct eg_command *command, struct eg_answer 
     }
     if (!c->welcomed || command->seq == 0) return;
     if (!has_room(c)) flush(c, now_s());
+    if (c->fd >= 0 && !has_room(c)) disconnect(c, now_s(), "it does not read");
     if (c->fd >= 0) say_ack(c, command->seq, answer);
 }
 

@@ -82,7 +82,7 @@ struct eg_answer {
     const char *message;      /* for people, or NULL */
 };
 
-/* Carries out a command, in the thread that called eg_ready() or eg_wait(). */
+/* Carries out a command, in the thread that called eg_ready() or eg_wait(); it may report, look and finish, not wait. */
 typedef struct eg_answer eg_handler(void *context, const struct eg_command *command);
 
 struct eg_options {

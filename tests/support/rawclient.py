@@ -48,6 +48,15 @@ WRONG = {
     "loyal": "keeps restrictions for ever",
     "mute": "prints no state",
     "trims-only": "supports trim_kv_cache only",
+    "trim-lifts": "lifts everything at a trim",
+    "exact": "ends at a field that it does not know",
+    "levels": "ends at a level that it does not know",
+    "surprised": "ends at an answer that it did not ask for",
+    "impatient": "leaves when it hears nothing for 0.1 s",
+    "patterns": "looks for the bytes of a field instead of reading JSON",
+    "recursive": "ends at what is nested too deeply",
+    "greedy": "ends at a line that is too long",
+    "amnesiac": "says hello on its first connection only",
 }
 SUPPORTS = ["trim_kv_cache", "reduce_batch", "reject_requests"]
 FREE = {"max_batch_ratio": 1.0, "accept_requests": True}
@@ -66,6 +75,7 @@ class Client:
         self.stale: list[int] = []
         self.pause_s = 0.1
         self.welcomed = False
+        self.epochs: list[str] = []
         self.sock: socket.socket
 
     def live(self) -> None:
@@ -99,7 +109,7 @@ class Client:
             self.rest = b""
         if self.kind == "no-json":
             self.sock.sendall(b"Hello, I am a server.\n")
-        elif self.kind != "silent":
+        elif self.kind != "silent" and not (self.kind == "amnesiac" and self.epochs):
             supports = SUPPORTS[:1] if self.kind == "trims-only" else SUPPORTS
             self.say(type="hello", name="raw", supports=supports)
         if self.kind == "hasty":
@@ -116,20 +126,32 @@ class Client:
         if self.kind == "short-lines" and len(self.rest) > 4096:
             self.rest = b""
         if len(self.rest) > 65536:
+            if self.kind == "greedy":
+                sys.exit("no room for this line")
             raise OSError("a line without end")
         return lines[:1] if self.kind == "first-line" else lines
 
     def take(self, line: bytes) -> None:
         """One line."""
+        if self.kind == "patterns" and b'"type":"' not in line:
+            return
         try:
             message = json.loads(line.decode("ascii", "ignore") if self.kind == "ascii" else line)
             self.obey(message, message["type"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            if self.kind in {"strict-json", "one-read"}:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if self.kind in {"strict-json", "one-read"} or (
+                self.kind == "recursive" and isinstance(error, RecursionError)
+            ):
                 raise
 
     def obey(self, message: dict[str, Any], kind: str) -> None:
         """One message."""
+        if self.kind == "exact" and "colour" in message:
+            sys.exit("cannot take colour")
+        if self.kind == "levels" and message.get("level") == "apocalypse":
+            sys.exit("cannot take apocalypse")
+        if self.kind == "surprised" and kind in {"admission", "pong"}:
+            sys.exit(f"cannot take {kind}")
         match kind:
             case "welcome":
                 self.welcome(message)
@@ -152,7 +174,8 @@ class Client:
     def welcome(self, message: dict[str, Any]) -> None:
         """What is in force."""
         self.welcomed, self.pause_s = True, 0.1
-        self.sock.settimeout(None)
+        self.epochs.append(message["epoch"])
+        self.sock.settimeout(0.1 if self.kind == "impatient" else None)
         state = {key: message[key] for key in FREE}
         if self.kind == "never-lifts":
             state = {key: min(state[key], self.state[key]) for key in FREE}
@@ -196,7 +219,7 @@ class Client:
             time.sleep(0.5)
         if action == "trim_kv_cache":
             self.state["trims"] += 1
-            self.set({})
+            self.set(FREE if self.kind == "trim-lifts" else {})
         elif action == "restore" and self.kind == "restores-all":
             self.set(FREE)
         elif action == "reduce_batch" and self.kind == "relative":

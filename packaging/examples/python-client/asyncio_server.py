@@ -12,10 +12,10 @@ import os
 
 from edgeguardd.client import AsyncSubscriber, Command, NoEffect, Released
 
-state = {"max_batch_ratio": 1.0, "accept_requests": True, "model_loaded": True, "trims": 0}
+state: dict[str, float] = {"max_batch_ratio": 1.0, "accept_requests": True, "model_loaded": True, "trims": 0}
 
 
-def change(**fields: object) -> None:
+def change(**fields: float) -> None:
     """Change the state; the contract: it is printed before the command is acked."""
     state.update(fields)
     print(json.dumps(state), flush=True)

@@ -13,12 +13,12 @@ import time
 
 from edgeguardd.client import Command, NoEffect, Released, Subscriber
 
-state = {"max_batch_ratio": 1.0, "accept_requests": True, "model_loaded": True, "trims": 0}
+state: dict[str, float] = {"max_batch_ratio": 1.0, "accept_requests": True, "model_loaded": True, "trims": 0}
 # A trim and another command may run at the same time, each in its thread.
 lock = threading.Lock()
 
 
-def change(**fields: object) -> None:
+def change(**fields: float) -> None:
     """Change the state; the contract: it is printed before the command is acked."""
     with lock:
         state.update(fields)
