@@ -17,7 +17,7 @@ How to add a server
 
            operators = frozenset({"/sleep"})                             # calls that no client gets through the gate
 
-           async def look(self) -> Look:          # at start, and again when the server comes back
+           async def look(self) -> Look:          # at the start, until the server answers
                version = (await self.http.get("/version")).field("version")
                return Look(version, trims=True, releases=True, unloads=True, cannot=("cannot …: …; start it with …",))
 

@@ -3,7 +3,7 @@
 Servers that queue without bound, cannot lower their batch and cannot refuse get this before them. Bodies are passed
 on both ways as they come, whole or chunked; nothing is held but a piece at a time. h11 does the syntax.
 
-Must not: know memory, models or edgeguardd. Upstream: places, calls, h11. Downstream: run.
+Must not: know memory, models or edgeguardd. Upstream: places, upstream, calls, h11. Downstream: run.
 """
 
 import asyncio
@@ -19,25 +19,18 @@ from msgspec import Struct
 from edgeguardd.bridges.calls import connect
 from edgeguardd.bridges.endpoint import Endpoint
 from edgeguardd.bridges.places import Places, Refusal
+from edgeguardd.bridges.upstream import MAX_HEAD_BYTES, PIECE_BYTES, STALL_S, Upstream, kept, request_of, write
 
-MAX_HEAD_BYTES = 64 * 1024
 MAX_CONNECTIONS = 1024
-PIECE_BYTES = 65536
 # Behind a request a client may send the next one before the answer; more than this is read after the answer.
 MAX_AHEAD_BYTES = 65536
 CONNECT_S = 5.0
-# A request's head or the next piece of its body has to come within this; a piece of an answer has to be taken.
-STALL_S = 30.0
 # A connection without a request is kept so long.
 IDLE_S = 75.0
 # Who was answered before its request was whole may go on sending it for so long: closed at once, with bytes unread, the
 # kernel resets the connection, and the client may never see the answer.
 LINGER_S = 2.0
 
-# RFC 9110 7.6.1: these are about one connection. Expect is answered here.
-_HOP_BY_HOP = frozenset(
-    (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"proxy-authorization")
-)
 _LOOKING = frozenset((b"GET", b"HEAD"))
 
 
@@ -187,7 +180,7 @@ class _Client:
             # Nobody has taken the request, so it is safe to send it again.
             why = f"cannot reach the server: {str(error) or 'no answer'}"
             return await self._refuse(_overloaded(Refusal("no_server", why)))
-        upstream = _Upstream(reader, writer)
+        upstream = Upstream(reader, writer)
         sending = asyncio.create_task(self._send_on(request, upstream))
         answering = asyncio.create_task(self._answer(upstream))
         try:
@@ -206,9 +199,9 @@ class _Client:
             writer.close()
         return None
 
-    async def _send_on(self, request: h11.Request, upstream: "_Upstream") -> None:
+    async def _send_on(self, request: h11.Request, upstream: "Upstream") -> None:
         """The request and its body, a piece at a time."""
-        await upstream.send(_request_of(request, self._gate.upstream))
+        await upstream.send(request_of(request, self._gate.upstream))
         while True:
             if self._http.they_are_waiting_for_100_continue:
                 await self._send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
@@ -222,7 +215,7 @@ class _Client:
                 case _:
                     raise ConnectionResetError("the client hung up")
 
-    async def _answer(self, upstream: "_Upstream") -> None:
+    async def _answer(self, upstream: "Upstream") -> None:
         """The server's answer, a piece at a time. One that dies in the middle ends the client's connection too."""
         try:
             while True:
@@ -232,7 +225,7 @@ class _Client:
                         continue
                     case h11.Response():
                         event = h11.Response(
-                            status_code=event.status_code, reason=event.reason, headers=_kept(event.headers)
+                            status_code=event.status_code, reason=event.reason, headers=kept(event.headers)
                         )
                     case h11.Data():
                         event = h11.Data(data=event.data)
@@ -291,34 +284,7 @@ class _Client:
 
     async def _send(self, event: h11.Event) -> None:
         if (data := self._http.send(event)) is not None:
-            await _write(self._writer, data)
-
-
-class _Upstream:
-    """One connection to the server, for one request."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
-
-    async def send(self, event: h11.Event) -> None:
-        """Send one event on. A server that has hung up has perhaps answered before: next() tells."""
-        if (data := self._http.send(event)) is not None:
-            with contextlib.suppress(ConnectionError):
-                await _write(self._writer, data)
-
-    async def next(self) -> object:
-        """The next event. Waits as long as the server computes."""
-        while (event := self._http.next_event()) is h11.NEED_DATA:
-            self._http.receive_data(await self._reader.read(PIECE_BYTES))
-        return event
-
-
-async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
-    writer.write(data)
-    async with asyncio.timeout(STALL_S):
-        await writer.drain()
+            await write(self._writer, data)
 
 
 async def _cancel(*tasks: "asyncio.Task[None]") -> None:
@@ -329,17 +295,3 @@ async def _cancel(*tasks: "asyncio.Task[None]") -> None:
 
 def _overloaded(refusal: Refusal) -> GateError:
     return GateError(503, "Service Unavailable", "overloaded_error", refusal.code, refusal.reason)
-
-
-def _request_of(request: h11.Request, at: Endpoint) -> h11.Request:
-    """The request as the server gets it: on a connection of its own."""
-    headers = [(name, value) for name, value in _kept(request.headers) if name != b"expect"]
-    target = at.prefix.encode() + request.target if request.target.startswith(b"/") else request.target
-    return h11.Request(method=request.method, target=target, headers=[*headers, (b"connection", b"close")])
-
-
-def _kept(headers: "h11._headers.Headers") -> list[tuple[bytes, bytes]]:
-    """The fields that go on to the other side: none that are about one connection, nor those it names."""
-    named = b",".join(value for name, value in headers if name == b"connection")
-    dropped = _HOP_BY_HOP | {word.strip().lower() for word in named.split(b",")}
-    return [(name, value) for name, value in headers if name not in dropped]

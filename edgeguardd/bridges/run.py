@@ -1,44 +1,35 @@
 """One bridge from its start to SIGTERM: the gate listens, the server is found, the daemon is subscribed to.
 
-Must not: know a server's calls. Upstream: catalog, bridge, gate, client, systemd. Downstream: cli.bridge.
+Must not: know a server's calls. Upstream: catalog, bridge, gate, surroundings, client, systemd. Downstream: cli.bridge.
 """
 
 import argparse
 import asyncio
 import contextlib
 import importlib
-import os
-import resource
-import shlex
 import signal
-import socket
-import stat
 from collections.abc import AsyncIterator, Coroutine
 
 from edgeguardd.bridges import catalog
 from edgeguardd.bridges.base import Look, Server
 from edgeguardd.bridges.bridge import Bridge
 from edgeguardd.bridges.calls import Http, ServerError
-from edgeguardd.bridges.endpoint import Endpoint
 from edgeguardd.bridges.figures import Figures
-from edgeguardd.bridges.gate import MAX_CONNECTIONS, Gate
+from edgeguardd.bridges.gate import Gate
 from edgeguardd.bridges.places import Places
-from edgeguardd.bridges.supervise import ChildKeeper, CommandKeeper, Keeper, UnitKeeper
+from edgeguardd.bridges.supervise import ChildKeeper, UnitKeeper
+from edgeguardd.bridges.surroundings import allow_descriptors, api_key, cgroup_root, keeper_of, listening
 from edgeguardd.bridges.taken import Taken
 from edgeguardd.bridges.works import Settings
 from edgeguardd.client import AsyncSubscriber, Level
 from edgeguardd.core.model import Action
-from edgeguardd.errors import EdgeguardError, KernelError
-from edgeguardd.kernel import cgroupfs
+from edgeguardd.errors import EdgeguardError
 from edgeguardd.logs import get_logger
 from edgeguardd.systemd import Notifier
 
 REPORT_EVERY_S = 1.0
 MEND_EVERY_S = 5.0
 LOOK_EVERY_S = 1.0
-MAX_KEY_BYTES = 4096
-BACKLOG = 512
-SPARE_DESCRIPTORS = 64
 # Those inside when the bridge is told to stop get this long for their answers.
 LEAVE_S = 10.0
 
@@ -66,7 +57,7 @@ class BridgeSubscriber(AsyncSubscriber):
 
 async def serve(args: argparse.Namespace) -> None:
     """Until SIGTERM or SIGINT. Raises EdgeguardError for what cannot be used."""
-    _allow_descriptors()
+    allow_descriptors()
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
@@ -93,10 +84,10 @@ class _Scene:
         row = catalog.SERVERS[args.server]
         self._args = args
         self._notifier = notifier
-        self._figures = Figures(_root(args.cgroup_root), args.cgroup)
+        self._figures = Figures(cgroup_root(args.cgroup_root), args.cgroup)
         self._keeper = keeper_of(args, row, self._figures.procs_file())
         kind = getattr(importlib.import_module(f"edgeguardd.bridges.{row.module}"), row.server)
-        http = Http(args.url, within_s=args.call_within, key=_key(args.api_key_file))
+        http = Http(args.url, within_s=args.call_within, key=api_key(args.api_key_file))
         self._server: Server = kind(http, args, self._keeper, args.within)
         self._server.procs_file = self._figures.procs_file
         settings = Settings(
@@ -124,7 +115,7 @@ class _Scene:
                 # A bridge before this one has stopped it, and it would be waited for in vain.
                 await self._keeper.start()
             if self._args.listen is not None:
-                await self._stack.enter_async_context(_listening(self._gate, self._args.listen))
+                await self._stack.enter_async_context(listening(self._gate, self._args.listen))
         except BaseException:
             await self._stack.aclose()
             raise
@@ -225,35 +216,6 @@ class _Scene:
         )
 
 
-def _allow_descriptors() -> None:
-    """As many as the gate may need: a client and a server connection for each request."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * MAX_CONNECTIONS + SPARE_DESCRIPTORS
-    if soft < wanted and soft != resource.RLIM_INFINITY:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def keeper_of(args: argparse.Namespace, row: catalog.Row, cgroup_procs: str | None) -> Keeper | None:
-    """What stops and starts the server, if the options name it. Raises EdgeguardError when they name two."""
-    if not row.keeper:
-        return None
-    named = [args.unit is not None, args.stop is not None or args.start is not None, bool(args.command)]
-    if sum(named) > 1:
-        raise EdgeguardError(
-            "cannot choose what restarts the server: give one of --unit, --stop and --start, a command"
-        )
-    if args.unit is not None:
-        return UnitKeeper(args.unit)
-    if args.command:
-        return ChildKeeper(args.command, cgroup_procs, _tell_end, args.url.path)
-    if args.stop is None and args.start is None:
-        return None
-    if args.stop is None or args.start is None:
-        raise EdgeguardError("cannot restart the server: --stop and --start belong together; give the other one too")
-    return CommandKeeper(shlex.split(args.stop), shlex.split(args.start))
-
-
 @contextlib.asynccontextmanager
 async def _running(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
     """Meanwhile."""
@@ -263,63 +225,3 @@ async def _running(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-@contextlib.asynccontextmanager
-async def _listening(gate: Gate, at: Endpoint) -> AsyncIterator[None]:
-    """Serve the gate. Raises EdgeguardError."""
-    try:
-        if at.path is not None:
-            _refuse_taken(at.path)
-            server = await asyncio.start_unix_server(gate.connection, at.path, backlog=BACKLOG)
-            # As open as a port of this host: the directory says who may come.
-            os.chmod(at.path, 0o666)  # noqa: S103
-        else:
-            server = await asyncio.start_server(gate.connection, at.host, at.port, backlog=BACKLOG)
-    except OSError as error:
-        why = os.strerror(error.errno or 0).lower()
-        raise EdgeguardError(f"cannot listen on {at}: {why}; choose another --listen") from None
-    try:
-        yield
-    finally:
-        server.close()
-        await gate.close()
-
-
-def _refuse_taken(path: str) -> None:
-    """A socket that a bridge left behind is replaced (asyncio does it). Raises EdgeguardError for anything else."""
-    try:
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise EdgeguardError(f"cannot listen on unix:{path}: it is no socket; choose another --listen")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.setblocking(False)
-            probe.connect(path)
-    except (FileNotFoundError, ConnectionRefusedError):
-        return
-    except BlockingIOError:
-        pass  # its queue is full: somebody listens
-    raise EdgeguardError(f"cannot listen on unix:{path}: somebody does already; stop that, or choose another --listen")
-
-
-def _tell_end(status: int) -> None:
-    log.warning("bridge_server_ended", exit_status=status)
-
-
-def _root(given: str | None) -> cgroupfs.CgroupRoot | None:
-    try:
-        return cgroupfs.find_root(given)
-    except KernelError:
-        return None
-
-
-def _key(path: str | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        with open(path) as file:
-            key = file.read(MAX_KEY_BYTES).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise EdgeguardError(f"cannot read {path}: {error}; correct --api-key-file") from None
-    if not key.isascii() or not key.isprintable():
-        raise EdgeguardError(f"cannot use {path}: a key is one line of ASCII; correct it")
-    return key

@@ -7,6 +7,7 @@ A settings file holds the same options as the command line, and is checked by th
 
 import argparse
 import os
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -148,8 +149,8 @@ def _add_options(parser: argparse.ArgumentParser, name: str, row: catalog.Row) -
     _add_place(parser.add_argument_group("where the server is").add_argument)
     if row.keeper:
         group = parser.add_argument_group("what stops and starts it: --unit, or these, or a command").add_argument
-        group("--stop", metavar="COMMAND", help="stops it; split like a shell does, run without one")
-        group("--start", metavar="COMMAND", help="starts it")
+        group("--stop", metavar="COMMAND", type=_command, help="stops it; split like a shell does, run without one")
+        group("--start", metavar="COMMAND", type=_command, help="starts it")
         group(COMMAND_KEY, metavar="COMMAND", nargs="*", help="after --: the server as a child of the bridge")
     if row.options:
         group = parser.add_argument_group(f"for {name}").add_argument
@@ -252,6 +253,13 @@ def _number(word: str) -> object:
     if not (word.isascii() and word.replace(".", "", 1).isdigit() and len(word) < 20):
         return word
     return float(word) if "." in word else int(word)
+
+
+def _command(word: str) -> list[str]:
+    words: list[str] = _checked(shlex.split, word)
+    if not words:
+        raise argparse.ArgumentTypeError("cannot use an empty command: name a program")
+    return words
 
 
 def _unit(word: str) -> str:

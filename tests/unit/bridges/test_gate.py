@@ -12,8 +12,9 @@ import pytest
 
 from edgeguardd.bridges.calls import Http, Reply
 from edgeguardd.bridges.endpoint import Endpoint, endpoint
-from edgeguardd.bridges.gate import MAX_HEAD_BYTES, Gate
+from edgeguardd.bridges.gate import Gate
 from edgeguardd.bridges.places import Places
+from edgeguardd.bridges.upstream import MAX_HEAD_BYTES
 from tests.support import standin
 from tests.support.standin import Call, StandIn
 from tests.support.wait import soon

@@ -67,6 +67,11 @@ def test_a_command_in_a_settings_file_is_taken_as_it_is(tmp_path: Path) -> None:
         ('server = "ollama"\ntarget = "llm"\ndrain = "ages"', "--drain: cannot use 'ages': a duration is"),
         ('server = "ollama"\ntarget = "llm"\nunit = "../x"', "--unit: cannot use '../x'"),
         ('server = "ollama"\ntarget = "llm"\ncgroup = "/a/../b"', "--cgroup: cannot use '/a/../b'"),
+        (
+            'server = "llama-server"\nstop = "docker \\"stop"\nstart = "x"',
+            "--stop: cannot use 'docker \"stop': No closing",
+        ),
+        ('server = "llama-server"\nstop = ""\nstart = "x"', "--stop: cannot use an empty command"),
         ('server = "llama-server"\ntarget = "llm"\ncommand = "llama-server"', "command is no array of texts"),
     ],
 )
