@@ -11,10 +11,12 @@ Must not: import a framework or a server; touch what an admitted request receive
 streams. Upstream: aio, lifespan, places. Downstream: applications, on any ASGI server that runs asyncio.
 """
 
+import asyncio
 import inspect
 import json
 import math
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -34,6 +36,9 @@ HEALTH_PATHS = ("/health", "/healthz", "/livez", "/live", "/readyz", "/ready", "
 DRAIN_SHARE = 0.8
 # RFC 6455's registry at IANA: "Try Again Later".
 TRY_AGAIN_LATER = 1013
+
+# How long a refused caller may go on sending.
+DISCARD_S = 5.0
 
 _REJECTING = "memory is short"
 _UNLOADED = "the model is out of memory"
@@ -118,7 +123,7 @@ class MemoryGuard:
     async def _request(self, scope: Scope, receive: Receive, send: Send) -> None:
         reason = await self._places.enter(self._patience_s)
         if reason is not None:
-            await _refuse(send, self._error(reason, self._retry_after_s))
+            await _refuse(receive, send, self._error(reason, self._retry_after_s))
             return
         admission = None
         try:
@@ -127,7 +132,7 @@ class MemoryGuard:
                 await self._app(scope, receive, send)
             else:
                 pause_s = max(1, math.ceil(admission.retry_after_s or self._retry_after_s))
-                await _refuse(send, self._error(admission.reason, pause_s))
+                await _refuse(receive, send, self._error(admission.reason, pause_s))
         finally:
             if admission is not None and admission.granted and admission.asked:
                 self._guard.finished(admission.id)
@@ -245,17 +250,28 @@ class _Refusal(Struct, frozen=True):
         ]
 
 
-async def _refuse(send: Send, refusal: _Refusal, kind: str = "http.response") -> None:
+async def _refuse(receive: Receive, send: Send, refusal: _Refusal) -> None:
+    """Answer at once, then take in the rest of the request: callers that are still sending it, with a server that
+    leaves what nobody reads to itself, would see a broken connection and no answer.
+    """
     body = refusal.body()
-    await send({"type": f"{kind}.start", "status": 503, "headers": refusal.headers(body)})
-    await send({"type": f"{kind}.body", "body": body})
+    await send({"type": "http.response.start", "status": 503, "headers": refusal.headers(body)})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            while (await receive()).get("more_body", False):
+                pass
+    await send({"type": "http.response.body"})
 
 
 async def _refuse_websocket(scope: Scope, receive: Receive, send: Send, refusal: _Refusal) -> None:
     """With the same answer where the server can give one to a handshake, else closed, which servers make a 403."""
     await receive()
     if "websocket.http.response" in (scope.get("extensions") or {}):
-        await _refuse(send, refusal, "websocket.http.response")
+        body = refusal.body()
+        headers = refusal.headers(body)
+        await send({"type": "websocket.http.response.start", "status": 503, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": body})
     else:
         await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": "memory_pressure"})
 

@@ -92,6 +92,35 @@ def test_rejecting_refuses_new_requests_and_lets_streams_end() -> None:
     run(test())
 
 
+def test_a_refused_caller_may_finish_what_it_is_sending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole answer is there at once; the rest of the request is taken in, so that no server resets the connection.
+
+    That ends with the request, with the caller, or when it takes too long.
+    """
+
+    async def test() -> None:
+        async with stage() as on:
+            await on.tell(Action.REJECT_REQUESTS, accept_requests=False)
+            sending = http(on.wrapped, whole=False)
+            await soon(lambda: sending.body)
+            assert (sending.status, sending.error["code"]) == (503, "memory_pressure")
+            for _ in range(100):
+                sending.inbox.put_nowait({"type": "http.request", "body": b"piece", "more_body": True})
+            await soon(sending.inbox.empty)
+            assert not sending.task.done()
+            sending.inbox.put_nowait({"type": "http.request", "body": b"last"})
+            await sending.task
+            assert sending.sent[-1] == {"type": "http.response.body"}
+            leaving = http(on.wrapped, whole=False)
+            leaving.inbox.put_nowait({"type": "http.disconnect"})
+            await leaving.task
+            monkeypatch.setattr("edgeguardd.client.asgi.DISCARD_S", 0.01)
+            silent = await answered(on.wrapped, whole=False)
+            assert silent.sent[-1] == {"type": "http.response.body"}
+
+    run(test())
+
+
 def test_a_reduced_batch_is_a_share_of_the_limit() -> None:
     """Of eight at once, two run at any time; those who wait too long are refused, and nobody is lost."""
 

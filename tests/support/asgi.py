@@ -55,9 +55,13 @@ class Connection:
         return dict(json.loads(self.body)["error"])
 
 
-def http(app: App, path: str = "/v1/chat/completions", method: str = "POST", **scope: Any) -> Connection:
-    """Begin a request."""
-    return Connection(app, {"type": "http", "path": path, "method": method, "headers": [], **scope})
+def http(
+    app: App, path: str = "/v1/chat/completions", method: str = "POST", *, whole: bool = True, **scope: Any
+) -> Connection:
+    """Begin a request; its body is there unless `whole` is False."""
+    connection = Connection(app, {"type": "http", "path": path, "method": method, "headers": [], **scope})
+    connection.inbox.put_nowait({"type": "http.request", "body": b"piece", "more_body": not whole})
+    return connection
 
 
 async def answered(app: App, path: str = "/v1/chat/completions", method: str = "POST", **scope: Any) -> Connection:
