@@ -201,7 +201,7 @@ class AsyncSubscriber(Guard):
 
     def pump(self) -> None:
         """Do what is due, send what is ready, and come back when the session says so. Nothing before and after."""
-        if self._task is None or self._task.done():
+        if not self.running:
             return
         now = time.monotonic()
         self._take_in(self._session.tick(now))

@@ -137,4 +137,4 @@ class Places:
         self._on_change()
 
     def _busy(self) -> str:
-        return f"{self.running} of {self.limit} requests run, more than memory allows now"
+        return f"as many requests run as memory allows now ({self.allowed} instead of {self.limit})"

@@ -172,6 +172,54 @@ def test_a_restarted_daemon_is_found_again_and_lifts_what_it_does_not_know() -> 
     run(test())
 
 
+def test_a_closed_subscriber_may_be_started_again() -> None:
+    """It knows what it has applied, and is told what counts now; as long as it runs, it cannot be started twice."""
+
+    async def test() -> None:
+        async with serving() as scripted:
+            server = Server(scripted.server.config.path)
+            guard = server.guard
+            running = [guard.running]
+            async with guard:
+                await scripted.joined()
+                scripted.command(Action.REJECT_REQUESTS, accept_requests=False)
+                await soon(scripted.acks)
+                with pytest.raises(RuntimeError, match="twice"):
+                    await guard.start()
+                running.append(guard.running)
+            running.append(guard.running)
+            assert server.calls == [("reject", False)]
+            async with guard:
+                running.append(guard.running)
+                await scripted.joined(2)
+                await soon(lambda: server.calls == [("reject", False), ("restore", True)])
+                scripted.command(Action.TRIM_KV_CACHE, subscriber=2, release_bytes=1)
+                await soon(lambda: server.calls[-1] == ("trim", 1))
+            assert running == [False, True, False, True]
+
+    run(test())
+
+
+def test_a_subscriber_that_nobody_closed_ends_with_its_loop_and_may_be_started_on_another() -> None:
+    """As happens in test suites, where each test has a loop of its own."""
+    guard = AsyncSubscriber("s", path="/nowhere")
+    running = []
+
+    async def start() -> None:
+        await guard.start()
+        running.append(guard.running)
+
+    async def test() -> None:
+        await start()
+        await guard.close()
+
+    asyncio.run(start())
+    running.append(guard.running)
+    guard.report(running=1)
+    run(test())
+    assert running == [True, False, True]
+
+
 def test_what_waited_for_a_daemon_that_has_gone_is_not_carried_out() -> None:
     """An order that had not begun is void when the next daemon says what is in force."""
 
