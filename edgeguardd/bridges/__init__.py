@@ -41,7 +41,8 @@ How to add a server
    what only running requests need: it stays out for as long as requests are refused, and load() brings it back.
    Look(on_device=True) where memory is a GPU's, which no cgroup shows.
 3. A stand-in in tests/support/standins, that behaves as the real server does, busy, slow and down; tests in
-   tests/unit/bridges, with support.bridging.Bridged, and a line in test_servers.py for what holds for all of them.
+   tests/unit/bridges, with support.bridging.Bridged (or gated.Gated, with a gate and a cgroup), and a line in
+   test_servers.py for what holds for all of them.
 4. A row in docs/how-to/bridges.md.
 
 What a server's file gets (see base.Server): `self.http` (calls.Http), `self.options` (the options of its row),

@@ -16,9 +16,9 @@ import pytest
 
 from edgeguardd.bridges.calls import Http
 from edgeguardd.bridges.endpoint import endpoint
-from tests.support.fakellama import FakeLlama
 from tests.support.faketree import MIB, FakeCgroup, FakeTree
 from tests.support.running import REPOSITORY, Daemon
+from tests.support.standins.llama import FakeLlama
 from tests.support.standins.vllm import WEIGHT_BYTES, Vllm
 from tests.support.wait import soon
 

@@ -16,8 +16,8 @@ from edgeguardd.bridges import catalog
 from edgeguardd.cli.bridge import read_settings
 from edgeguardd.core.configparse import read
 from tests.support.children import ending
-from tests.support.fakellama import FakeLlama
 from tests.support.running import REPOSITORY
+from tests.support.standins.llama import FakeLlama
 from tests.support.standins.vllm import Vllm
 from tests.support.wait import eventually
 

@@ -12,9 +12,9 @@ from edgeguardd.bridges.calls import AwayError, ServerError
 from edgeguardd.bridges.llama import NO_KEEPER, NO_SLOT_SAVE_PATH, LlamaServer
 from edgeguardd.bridges.works import Settings, SupersededError
 from edgeguardd.client import Level, Logical, NoEffect, Released
-from tests.support.bridged import GROWN_BYTES, REST_BYTES, Bridged
-from tests.support.fakellama import FakeLlama
 from tests.support.faketree import MIB
+from tests.support.gated import GROWN_BYTES, REST_BYTES, Gated
+from tests.support.standins.llama import FakeLlama
 from tests.support.wait import soon
 
 ALL: dict[str, Any] = {"max_batch_ratio": 1.0, "accept_requests": True, "model_loaded": True}
@@ -23,12 +23,12 @@ ALL: dict[str, Any] = {"max_batch_ratio": 1.0, "accept_requests": True, "model_l
 @contextlib.asynccontextmanager
 async def standing(
     directory: Path, settings: Settings | None = None, *, kept: bool = True, **flags: Any
-) -> AsyncIterator[tuple[Bridged, FakeLlama]]:
+) -> AsyncIterator[tuple[Gated, FakeLlama]]:
     """A bridge over a llama-server with these flags."""
     server = FakeLlama()
     for name, value in flags.items():
         setattr(server, name, value)
-    async with Bridged(directory, server).over(LlamaServer, settings, kept=kept) as bridged:
+    async with Gated(directory, server).over(LlamaServer, settings, kept=kept) as bridged:
         yield bridged, server
 
 

@@ -12,8 +12,8 @@ from edgeguardd.bridges.calls import ServerError
 from edgeguardd.bridges.llama import AUTOLOAD, LlamaServer
 from edgeguardd.bridges.works import Settings
 from edgeguardd.client import Level, NoEffect, Released
-from tests.support.bridged import REST_BYTES, Bridged
-from tests.support.fakellama import FakeRouter
+from tests.support.gated import REST_BYTES, Gated
+from tests.support.standins.llama import FakeRouter
 from tests.support.wait import soon
 
 ALL: dict[str, Any] = {"max_batch_ratio": 1.0, "accept_requests": True, "model_loaded": True}
@@ -22,7 +22,7 @@ ALL: dict[str, Any] = {"max_batch_ratio": 1.0, "accept_requests": True, "model_l
 class Weighed(FakeRouter):
     """Its cgroup holds a model's memory as long as the model's process is there."""
 
-    bridged: Bridged
+    bridged: Gated
 
     async def _end(self, name: str) -> None:
         await super()._end(name)
@@ -36,11 +36,11 @@ class Weighed(FakeRouter):
 @contextlib.asynccontextmanager
 async def standing(
     directory: Path, settings: Settings | None = None, *, autoload: bool = True, **options: Any
-) -> AsyncIterator[tuple[Bridged, Weighed]]:
+) -> AsyncIterator[tuple[Gated, Weighed]]:
     """A bridge over a router with `big` and `small`; big is loaded."""
     server = Weighed("big", "small", autoload=autoload)
     server.states["big"] = "loaded"
-    bridged = server.bridged = Bridged(directory, server)
+    bridged = server.bridged = Gated(directory, server)
     async with bridged.over(LlamaServer, settings, kept=False, **options):
         yield bridged, server
 

@@ -12,8 +12,8 @@ from edgeguardd.bridges.calls import ServerError
 from edgeguardd.bridges.ollama import NO_CALL, NO_LIMIT, OllamaServer
 from edgeguardd.bridges.works import Settings
 from edgeguardd.client import Level, NoEffect, Released
-from tests.support.bridged import GROWN_BYTES, REST_BYTES, Bridged
-from tests.support.fakeollama import FOR_EVER, SOON, FakeOllama
+from tests.support.gated import GROWN_BYTES, REST_BYTES, Gated
+from tests.support.standins.ollama import FOR_EVER, SOON, FakeOllama
 from tests.support.wait import soon
 
 ALL: dict[str, Any] = {"max_batch_ratio": 1.0, "accept_requests": True, "model_loaded": True}
@@ -22,7 +22,7 @@ ALL: dict[str, Any] = {"max_batch_ratio": 1.0, "accept_requests": True, "model_l
 class Weighed(FakeOllama):
     """Its cgroup shrinks when no model is loaded, and grows to what models need at rest when one is."""
 
-    bridged: Bridged
+    bridged: Gated
 
     async def _end(self, name: str) -> None:
         await super()._end(name)
@@ -39,11 +39,11 @@ class Weighed(FakeOllama):
 @contextlib.asynccontextmanager
 async def standing(
     directory: Path, *loaded: str, settings: Settings | None = None, **options: Any
-) -> AsyncIterator[tuple[Bridged, Weighed]]:
+) -> AsyncIterator[tuple[Gated, Weighed]]:
     """A bridge over an Ollama with these models loaded, and one more that is not."""
     server = Weighed(*loaded, "other:1b")
     server.loaded = dict.fromkeys(loaded, SOON)
-    bridged = server.bridged = Bridged(directory, server)
+    bridged = server.bridged = Gated(directory, server)
     async with bridged.over(OllamaServer, settings, kept=False, **options):
         yield bridged, server
 
@@ -153,7 +153,7 @@ def test_an_ollama_without_the_call_is_told_at_the_start(tmp_path: Path) -> None
     async def scene() -> None:
         server = Weighed("gemma:2b", version="0.1.20")
         server.has_ps = False
-        async with Bridged(tmp_path, server).over(OllamaServer, kept=False) as bridged:
+        async with Gated(tmp_path, server).over(OllamaServer, kept=False) as bridged:
             assert bridged.bridge.look.cannot == (NO_CALL, NO_LIMIT)
             assert bridged.bridge.look.version == "0.1.20"
             assert bridged.bridge.handlers().keys() == {"reject_requests", "restore"}

@@ -1,4 +1,4 @@
-"""A bridge in this process: a stand-in server, a gate on a real port, a cgroup of plain files, commands by hand.
+"""A bridge in this process with its gate on a real port and a cgroup of plain files; commands by hand.
 
 Must not: know a server. Upstream: tests.unit.bridges. Downstream: edgeguardd.bridges.
 """
@@ -52,7 +52,7 @@ class FakeKeeper:
         self.cgroup.usage(REST_BYTES + self.leaks)
 
 
-class Bridged:
+class Gated:
     """All of it, for a test to play with."""
 
     def __init__(self, directory: Path, server: StandIn) -> None:
@@ -70,7 +70,7 @@ class Bridged:
     @contextlib.asynccontextmanager
     async def over(
         self, kind: type[Server], settings: Settings | None = None, *, kept: bool = True, **options: Any
-    ) -> AsyncIterator["Bridged"]:
+    ) -> AsyncIterator["Gated"]:
         """A bridge of this kind over the stand-in, which is entered with it."""
         settings = settings or Settings(drain_s=5.0, patience_s=5.0)
         async with self.standin:
