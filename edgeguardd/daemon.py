@@ -438,9 +438,11 @@ def _needs_restart(old: Config, new: Config) -> list[str]:
     """The settings that differ and that only a restart can change."""
     changed = [
         name
-        for name in ("http", "log", "pressure_watches", "cgroup_root", "max_targets", "recorder", "state_directory")
+        for name in ("http", "log", "cgroup_root", "max_targets", "recorder", "state_directory")
         if getattr(old, name) != getattr(new, name)
     ]
+    if old.pressure_watches != new.pressure_watches:
+        changed.append("pressure_watch")
     changed += [f"gate.{n}" for n in ("agent_port", "agent_address") if getattr(old.gate, n) != getattr(new.gate, n)]
     socket = [name for name in ("path", "mode", "group") if getattr(old.socket, name) != getattr(new.socket, name)]
     return changed + [f"socket.{name}" for name in socket]

@@ -237,6 +237,7 @@ def test_a_reload_finds_new_homes(place: str, llm: FakeCgroup) -> None:
         daemon.write_config(QUICK + f'[[pressure_watch]]\npath = "{place}/w"\n')
         daemon.hang_up()
         eventually(lambda: not daemon.status()["targets"])
+        assert daemon.facts("restart_needed")[-1]["settings"] == ["pressure_watch"]
         llm.usage(700 * MIB)
         with open(daemon.config_path, "w") as file:
             file.write(whole)
