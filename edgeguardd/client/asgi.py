@@ -36,7 +36,6 @@ HEALTH_PATHS = ("/health", "/healthz", "/livez", "/live", "/readyz", "/ready", "
 DRAIN_SHARE = 0.8
 # RFC 6455's registry at IANA: "Try Again Later".
 TRY_AGAIN_LATER = 1013
-
 # How long a refused caller may go on sending.
 DISCARD_S = 5.0
 
@@ -130,13 +129,13 @@ class MemoryGuard:
             admission = await self._ask(scope)
             if admission is None or admission.granted:
                 await self._app(scope, receive, send)
-            else:
-                pause_s = max(1, math.ceil(admission.retry_after_s or self._retry_after_s))
-                await _refuse(receive, send, self._error(admission.reason, pause_s))
+                return
         finally:
             if admission is not None and admission.granted and admission.asked:
                 self._guard.finished(admission.id)
             self._places.leave()
+        pause_s = max(1, math.ceil(admission.retry_after_s or self._retry_after_s))
+        await _refuse(receive, send, self._error(admission.reason, pause_s))
 
     async def _ask(self, scope: Scope) -> Admission | None:
         wanted = None if self._wanted is None else self._wanted(scope)

@@ -366,6 +366,11 @@ def test_the_daemon_may_be_asked_for_each_request() -> None:
             assert (refused.status, refused.headers["retry-after"]) == (503, "13")
             assert "it does not fit" in refused.error["message"]
             granted, refused_one = on.daemon.of(AdmitAsked)
+            sending = http(on.wrapped, whole=False, headers=[(b"content-length", b"100")])
+            await soon(lambda: sending.body)
+            assert (on.wrapped._places.running, sending.task.done()) == (0, False)
+            sending.inbox.put_nowait({"type": "http.disconnect"})
+            await sending.task
             await soon(lambda: any(e.finished for e in on.daemon.of(ReportReceived)))
             finished = [each for event in on.daemon.of(ReportReceived) for each in event.finished]
             assert finished == [granted.id] != [refused_one.id]

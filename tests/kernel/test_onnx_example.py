@@ -17,7 +17,7 @@ TEXT_BYTES = 6000  # its scores take 137 MiB
 LIMIT = 320 * MIB
 
 
-@pytest.mark.cost(40)
+@pytest.mark.cost(15)
 @pytest.mark.timeout(240)
 def test_a_trim_takes_more_than_half_of_an_onnx_server(cgroup: Cgroup, run_dir: str) -> None:
     """A long text grows the arena for good; when the limit comes near, one command brings the cgroup below half.
