@@ -45,6 +45,26 @@ TOKENS = (
     *(b"[" * 200, b"{" * 200, b'{"a":' * 200, b"[" * 200 + b"]" * 200, b"x" * 5000, b'"' + b"\\n" * 2000 + b'"'),
     *(name.encode() for name in ("type", "seq", "hello", "ack", "command", "welcome", "unload_model", "supports")),
 )
+_NAMES = tuple(
+    b'"%s"' % name.encode() for name in ("type", "v", "id", "seq", "status", "target", "parameters", "action", "reason")
+)
+# What is JSON, and often not what was expected there.
+_VALUES = (
+    *(b"null", b"true", b"false", b"{}", b"[]", b'""', b"0", b"-1", b"1", b"2", b"0.5", b"1e3", b"1e308", b"-0.0"),
+    *(b"9007199254740993", b"9223372036854775807", b"9223372036854775808", b'["a","b"]', b'{"a":[{}]}', b'"\\u0000"'),
+    *(
+        b'"llm"',
+        b'"self"',
+        b'"done"',
+        b'"accepted"',
+        b'"observer"',
+        b'"trim_kv_cache"',
+        b'"restore"',
+        b'"level"',
+        b'"p"',
+    ),
+    *(b'"' + b"x" * 129 + b'"', b'"' + b"x" * 5000 + b'"', b"[" * 100 + b"]" * 100, '"ü\u2028記🧠"'.encode()),
+)
 _LONG = b'{"type":"ping","id":"' + b"x" * 70_000
 _MIXED_LENGTH = 300
 
@@ -73,10 +93,23 @@ class Mutator:
         line = bytearray(self._pick(self._corpus))
         if chance() < 0.0005:
             line += _LONG
+        damage = self._exchange if chance() < 0.5 else self._damage
         for _ in range(1 + int(chance() * 3)):
-            at = int(chance() * (len(line) + 1))
-            self._damage(line, at, int(chance() * 7))
+            damage(line, int(chance() * (len(line) + 1)), int(chance() * 7))
         return bytes(line).replace(b"\n", b" ")
+
+    def _exchange(self, line: bytearray, at: int, kind: int) -> None:
+        """Another value in a field, or another name for it: still JSON, most of the time."""
+        colon = line.find(b":", at)
+        if colon < 0:
+            return
+        end = min((i for i in (line.find(b",", colon), line.find(b"}", colon)) if i >= 0), default=len(line))
+        if kind == 0:
+            line[colon:end] = b""
+        elif kind == 1:
+            line[end:end] = b"," + self._pick(_NAMES) + b":" + self._pick(_VALUES)
+        else:
+            line[colon + 1 : end] = self._pick(_VALUES)
 
     def _damage(self, line: bytearray, at: int, kind: int) -> None:
         chance = self._random.random

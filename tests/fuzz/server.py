@@ -44,7 +44,7 @@ def attack(lines: int, seed: int) -> Figures:
     """Lines at a real daemon, counted by the daemon itself, while a valid peer wants its pings answered."""
     with short_dir() as place:
         os.mkdir(f"{place}/tree")
-        FakeTree(f"{place}/tree").cgroup("/llm", max_bytes=1000 * MIB).usage(100 * MIB)
+        FakeTree(f"{place}/tree").cgroup("/llm", max_bytes=1000 * MIB).usage(900 * MIB)
         with Daemon(place, '[[target]]\nname = "llm"\npath = "/llm"\n', cgroup_root=f"{place}/tree") as daemon:
             figures = _attack(daemon, lines, seed)
             daemon.killed = lines > 100_000  # a replay of so many events takes longer than all else
