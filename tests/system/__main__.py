@@ -1,0 +1,58 @@
+"""`make system`: a Debian guest in QEMU installs the package, and every point is shown under a real systemd.
+
+Builds what is missing (package, root file system), boots once a phase, prints each test's line as it comes from the
+guest, and ends with the worst of the guest's exit statuses.
+
+Must not: touch the host's systemd or network. Upstream: make. Downstream: image, guest.
+"""
+
+import argparse
+import glob
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from tests.system import image, machine
+
+REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# One boot each, on the same disk: what has to survive a reboot is set in one and looked at in the next.
+PHASES = ("first", "rebooted")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status: 0 when every phase passed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.system", description=__doc__)
+    parser.add_argument("--suite", default="bookworm", help="the Debian release of the guest (default: bookworm)")
+    parser.add_argument("-k", dest="expression", default="", help="only tests that match, as pytest's -k")
+    parser.add_argument("--keep", action="store_true", help="keep the disk, to look at it")
+    options = parser.parse_args(argv)
+    try:
+        image.require_tools()
+        package = built_package()
+        disk = image.make(REPOSITORY, options.suite, [package])
+        worst = 0
+        for phase in PHASES:
+            print(f"== {options.suite}, {phase} boot", flush=True)
+            worst = max(worst, machine.run(disk, phase, options.expression))
+        if not options.keep:
+            os.unlink(disk.path)
+    except (image.ImageError, machine.MachineError) as error:
+        print(f"cannot run system tests: {error}", file=sys.stderr)
+        return 2
+    return worst
+
+
+def built_package() -> str:
+    """The path of the package, built anew. Raises ImageError."""
+    build = subprocess.run(
+        [os.path.join(REPOSITORY, "packaging/debian/build.sh")], stdout=subprocess.PIPE, text=True, check=False
+    )
+    found = glob.glob(os.path.join(REPOSITORY, ".build/deb/edgeguardd_*.deb"))
+    if build.returncode or len(found) != 1:
+        raise image.ImageError("the package cannot be built; `make deb` says why")
+    return found[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
