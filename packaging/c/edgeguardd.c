@@ -191,51 +191,74 @@ struct number {
 
 static int is_digit(const struct reader *r) { return r->at < r->end && *r->at >= '0' && *r->at <= '9'; }
 
-/* A number of any size. strtod() would obey the locale. */
-static int read_number(struct reader *r, struct number *n) {
-    int negative = 0, negative_exponent = 0, scale = 0, exponent = 0, fits = 1;
+/* The digits before the point. */
+static int read_digits(struct reader *r, struct number *n) {
     unsigned long long whole = 0;
 
-    skip_space(r);
-    n->value = 0.0;
-    n->is_whole = 1;
-    if (r->at < r->end && *r->at == '-') negative = 1, r->at++;
-    if (!is_digit(r)) return 0;
-    if (*r->at == '0' && r->end - r->at > 1 && r->at[1] >= '0' && r->at[1] <= '9') return 0;
+    if (!is_digit(r) || (*r->at == '0' && r->end - r->at > 1 && r->at[1] >= '0' && r->at[1] <= '9')) return 0;
     for (; is_digit(r); r->at++) {
         unsigned digit = (unsigned)(*r->at - '0');
         n->value = n->value * 10.0 + digit;
-        if (whole > (9223372036854775807ULL - digit) / 10ULL) fits = 0;
-        if (fits) whole = whole * 10ULL + digit;
+        if (whole > (9223372036854775807ULL - digit) / 10ULL) n->is_whole = 0;
+        if (n->is_whole) whole = whole * 10ULL + digit;
     }
+    n->whole = (long long)whole;
+    return 1;
+}
+
+/* The digits after the point; how many places they took is subtracted from the scale. */
+static int read_fraction(struct reader *r, struct number *n, int *scale) {
+    n->is_whole = 0;
+    if (!is_digit(r)) return 0;
+    for (; is_digit(r); r->at++) {
+        if (*scale == -17) continue; /* more digits than a double has */
+        n->value = n->value * 10.0 + (*r->at - '0');
+        --*scale;
+    }
+    return 1;
+}
+
+/* What follows the e, added to the scale. */
+static int read_exponent(struct reader *r, struct number *n, int *scale) {
+    int negative = 0, exponent = 0;
+
+    n->is_whole = 0;
+    if (r->at < r->end && (*r->at == '-' || *r->at == '+')) negative = *r->at++ == '-';
+    if (!is_digit(r)) return 0;
+    for (; is_digit(r); r->at++)
+        if (exponent < 1000) exponent = exponent * 10 + (*r->at - '0');
+    *scale += negative ? -exponent : exponent;
+    return 1;
+}
+
+/* A number of any size. strtod() would obey the locale; one division by a power of ten rounds as well as it does for
+ * numbers of up to 15 digits. */
+static int read_number(struct reader *r, struct number *n) {
+    double power = 1.0;
+    int negative, scale = 0, i;
+
+    n->value = 0.0;
+    n->whole = 0;
+    n->is_whole = 1;
+    negative = take(r, '-');
+    if (!negative) skip_space(r);
+    if (!read_digits(r, n)) return 0;
     if (r->at < r->end && *r->at == '.') {
         r->at++;
-        n->is_whole = 0;
-        if (!is_digit(r)) return 0;
-        for (; is_digit(r); r->at++) {
-            if (scale == 17) continue; /* more digits than a double has */
-            n->value = n->value * 10.0 + (*r->at - '0');
-            scale++;
-        }
+        if (!read_fraction(r, n, &scale)) return 0;
     }
     if (r->at < r->end && (*r->at == 'e' || *r->at == 'E')) {
         r->at++;
-        n->is_whole = 0;
-        if (r->at < r->end && (*r->at == '-' || *r->at == '+')) negative_exponent = *r->at++ == '-';
-        if (!is_digit(r)) return 0;
-        for (; is_digit(r); r->at++)
-            if (exponent < 1000) exponent = exponent * 10 + (*r->at - '0');
+        if (!read_exponent(r, n, &scale)) return 0;
     }
-    scale = (negative_exponent ? -exponent : exponent) - scale;
-    if (scale != 0 && n->value != 0.0) {
-        double power = 1.0;
-        int i, steps = scale < 0 ? -scale : scale;
-        for (i = 0; i < steps && power < 1e300; i++) power *= 10.0;
+    if (n->value > 0.0) {
+        for (i = scale < 0 ? -scale : scale; i > 0 && power < NEVER; i--) power *= 10.0;
         n->value = scale < 0 ? n->value / power : n->value * power;
     }
-    if (negative) n->value = -n->value;
-    if (!fits) n->is_whole = 0;
-    n->whole = negative ? -(long long)whole : (long long)whole;
+    if (negative) {
+        n->value = -n->value;
+        n->whole = -n->whole;
+    }
     return 1;
 }
 
@@ -273,7 +296,10 @@ static int skip_value(struct reader *r) {
         } else if (!read_simple(r)) {
             return 0;
         }
-        while (depth > 0 && take(r, (unsigned char)open[depth - 1])) depth--, begun = 0;
+        while (depth > 0 && take(r, (unsigned char)open[depth - 1])) {
+            depth--;
+            begun = 0;
+        }
         if (depth == 0) return 1;
         if (!begun && !take(r, ',')) return 0;
         if (open[depth - 1] == '}' && (!read_string(r, NULL, 0, NULL) || !take(r, ':'))) return 0;
@@ -343,9 +369,12 @@ static int read_field(struct reader *r, struct message *m, const struct field *f
     switch (field->kind) {
     case TEXT:
         if (!read_string(r, place, field->room, &whole)) return 0;
-        if (place == m->id) m->has_id = 1, m->whole_id = whole;
-        /* A word that was cut is none that we know, not even if its beginning is. */
-        else if (!whole && place != m->reason && place != m->text) ((char *)place)[0] = '\0';
+        if (place == m->id) {
+            m->has_id = 1;
+            m->whole_id = whole;
+        } else if (!whole && place != m->reason && place != m->text) {
+            ((char *)place)[0] = '\0'; /* a word that was cut is none that we know, even if its beginning is */
+        }
         return 1;
     case NUMBER:
         if (!read_number(r, &number) || !(number.value < NEVER && number.value > -NEVER)) return 0;
@@ -470,10 +499,17 @@ static void put_string(eg_client *c, const char *string, size_t most_bytes) {
         size_t length = utf8_length(at, end);
         char text[8] = {0};
         if ((size_t)(at - (const unsigned char *)string) + (length ? length : 1) > most_bytes) break;
-        if (length == 0) text[0] = '?', length = 1;
-        else if (*at == '"' || *at == '\\') text[0] = '\\', text[1] = (char)*at;
-        else if (*at < 0x20) snprintf(text, sizeof text, "\\u%04x", *at);
-        else memcpy(text, at, length);
+        if (length == 0) {
+            text[0] = '?';
+            length = 1;
+        } else if (*at == '"' || *at == '\\') {
+            text[0] = '\\';
+            text[1] = (char)*at;
+        } else if (*at < 0x20) {
+            snprintf(text, sizeof text, "\\u%04x", *at);
+        } else {
+            memcpy(text, at, length);
+        }
         put(c, text);
         at += length;
     }

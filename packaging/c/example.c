@@ -22,7 +22,9 @@
 #include <malloc.h>
 #endif
 
-enum { SLOTS = 8, TOKENS_A_REQUEST = 64, BYTES_A_TOKEN = 16 * 1024 };
+#define SLOTS 8
+#define TOKENS_A_REQUEST 64
+#define BYTES_A_TOKEN (16 * 1024)
 
 struct slot {
     char *cache; /* kept after the request, for a later one with the same prefix */
