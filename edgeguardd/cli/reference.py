@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from edgeguardd.cli import (
+    auditpage,
     clientpage,
     edgeguardctl,
     edgeguardd,
@@ -118,6 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def pages() -> dict[str, str]:
     """File name -> content of each page."""
     return {
+        "audit-rules.md": auditpage.page(),
         "cli.md": cli_page(),
         "client.md": clientpage.page(),
         "config.md": config_page(),

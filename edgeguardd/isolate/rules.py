@@ -1,0 +1,227 @@
+"""The rules of the audit, as data: id, severity, text, what to do, why (ADR), and the question that is asked.
+
+Must not: look into units (memorychecks, servicechecks do). Upstream: findings. Downstream: judge, cli.
+The ids are stable: files name them in `# edgeguard: ignore=ID reason`, CI systems keep them.
+"""
+
+from edgeguardd.isolate import memorychecks as memory
+from edgeguardd.isolate import servicechecks as service
+from edgeguardd.isolate import unitnames as names
+from edgeguardd.isolate.findings import Role, Rule, Severity
+
+ADR = "docs/adr/0011-isolation-and-oom-protection.md"
+
+_LIMITED = ("service", "slice", "scope")
+_CGROUPS = ("service", "socket", "mount", "swap", "slice", "scope")
+_NOT_CRITICAL = (Role.INFERENCE, Role.OTHER)
+
+RULES = (
+    Rule(
+        "memory_max_set",
+        Severity.ERROR,
+        "MemoryMax= is set and finite.",
+        "Set MemoryMax= to what the unit may take at most, such as MemoryMax=6G.",
+        ADR,
+        memory.max_set,
+        _LIMITED,
+    ),
+    Rule(
+        "memory_high_below_max",
+        Severity.ERROR,
+        "MemoryHigh= is set, and below MemoryMax=.",
+        "Set MemoryHigh= to about 85 % of MemoryMax=: the daemon and the kernel then have room to act before a kill.",
+        ADR,
+        memory.high_below_max,
+        _LIMITED,
+    ),
+    Rule(
+        "memory_swap_max_set",
+        Severity.WARNING,
+        "MemorySwapMax= is set and finite.",
+        "Set MemorySwapMax=0 for an inference server: its weights in swap are slower than a restart.",
+        ADR,
+        memory.swap_max_set,
+        _LIMITED,
+    ),
+    Rule(
+        "throttling_has_room",
+        Severity.WARNING,
+        "Without swap, MemoryHigh= lies at least 5 % below a finite MemoryMax=.",
+        "Set MemoryMax= above MemoryHigh= by what a trim needs to take effect; else a unit at MemoryHigh stalls.",
+        ADR,
+        memory.gap_for_throttling,
+        _LIMITED,
+    ),
+    Rule(
+        "memory_max_below_ram",
+        Severity.ERROR,
+        "MemoryMax= is less than the machine's memory.",
+        "Lower MemoryMax= to what the machine has, less what everything else on it needs.",
+        ADR,
+        memory.max_below_memory,
+        _CGROUPS,
+    ),
+    Rule(
+        "no_tighter_slice",
+        Severity.WARNING,
+        "No slice above the unit has a limit below the unit's own.",
+        "Raise the limit of the slice, or lower the unit's to what it can have.",
+        ADR,
+        memory.ancestor_tighter,
+        _CGROUPS,
+    ),
+    Rule(
+        "guarantee_reaches_unit",
+        Severity.WARNING,
+        "What MemoryMin= and MemoryLow= promise is promised by every slice above, and fits below the unit's limits.",
+        "Set the same MemoryMin= on the slice, with a drop-in such as system.slice.d/50-guarantee.conf.",
+        ADR,
+        memory.guarantee_reaches,
+        _CGROUPS,
+    ),
+    Rule(
+        "memory_controller_there",
+        Severity.ERROR,
+        "The memory controller is not taken away from a unit with limits.",
+        "Remove memory from DisableControllers=; on boards whose kernel has it off, boot with cgroup_enable=memory.",
+        ADR,
+        memory.controller_there,
+        _CGROUPS,
+    ),
+    Rule(
+        "limits_reach_the_work",
+        Severity.ERROR,
+        "The program runs in the unit's own cgroup: it is no client that has a container engine run it elsewhere.",
+        "Limit the container (docker run --memory, or --cgroup-parent=), use podman run --cgroups=split or "
+        "a Quadlet, or run the server itself.",
+        ADR,
+        service.runs_here,
+    ),
+    Rule(
+        "no_memory_limit_key",
+        Severity.WARNING,
+        "MemoryLimit= is not used.",
+        "Write MemoryMax= instead of MemoryLimit=.",
+        ADR,
+        memory.not_legacy,
+        _CGROUPS,
+    ),
+    Rule(
+        "managed_oom_is_no_limit",
+        Severity.WARNING,
+        "ManagedOOM…= stands beside a MemoryMax=, not in its place.",
+        "Set MemoryMax=: systemd-oomd looks every few seconds, and only where it runs.",
+        ADR,
+        memory.managed_oom,
+        _CGROUPS,
+    ),
+    Rule(
+        "oom_score_adjust_high",
+        Severity.ERROR,
+        "OOMScoreAdjust= is 500 or more, so that the unit is killed before what must live.",
+        "Set OOMScoreAdjust=500 or more; a unit that must live is named in a [[role]] as critical instead.",
+        ADR,
+        service.score_high,
+        roles=_NOT_CRITICAL,
+    ),
+    Rule(
+        "critical_unit_protected",
+        Severity.ERROR,
+        "A critical unit has OOMScoreAdjust= below 0, a MemoryMin= or MemoryLow=, and Restart=.",
+        "Set OOMScoreAdjust=-500, MemoryMin= to what it needs at rest, and Restart=always.",
+        ADR,
+        service.critical_protected,
+        roles=(Role.CRITICAL,),
+    ),
+    Rule(
+        "oom_policy_ends_unit",
+        Severity.WARNING,
+        "OOMPolicy= is kill or stop, so that half a service does not run on.",
+        "Set OOMPolicy=kill: the kernel then ends all of the unit at once, and Restart= brings it back whole.",
+        ADR,
+        service.oom_policy,
+    ),
+    Rule(
+        "restart_on_failure_with_sec",
+        Severity.WARNING,
+        "Restart=on-failure, with a RestartSec= above the default of 100 ms.",
+        "Set Restart=on-failure and RestartSec=5s.",
+        ADR,
+        service.restart_with_pause,
+    ),
+    Rule(
+        "restart_is_bounded",
+        Severity.NOTE,
+        "The start limit can be reached, so that a unit that cannot start ends as failed, where it is seen.",
+        "Set StartLimitIntervalSec= in [Unit] above RestartSec= times StartLimitBurst=, such as 300 for 5 s and 6.",
+        ADR,
+        service.restart_ends,
+    ),
+    Rule(
+        "no_new_privileges",
+        Severity.WARNING,
+        "NoNewPrivileges=yes.",
+        "Set NoNewPrivileges=yes.",
+        ADR,
+        service.no_new_privileges,
+    ),
+    Rule(
+        "protect_system_strict",
+        Severity.WARNING,
+        "ProtectSystem=strict.",
+        "Set ProtectSystem=strict, and ReadWritePaths= or StateDirectory= for what the service writes.",
+        ADR,
+        service.protect_system,
+    ),
+    Rule(
+        "capabilities_bounded",
+        Severity.NOTE,
+        "CapabilityBoundingSet= is less than all capabilities.",
+        "Set CapabilityBoundingSet= to nothing, or to the few that the service uses.",
+        ADR,
+        service.capabilities_bounded,
+    ),
+    Rule(
+        "write_paths_narrow",
+        Severity.WARNING,
+        "ReadWritePaths= names the service's own directories, not whole trees, and stands beside ProtectSystem=strict.",
+        "Name the directories that the service writes to, such as ReadWritePaths=/var/lib/llama.",
+        ADR,
+        service.write_paths,
+    ),
+    Rule(
+        "sandbox_not_skipped",
+        Severity.WARNING,
+        'ExecStart= has no "+" before the program, which would run it without sandbox, user and capabilities.',
+        'Remove the "+"; what needs root goes into an ExecStartPre=+ of its own.',
+        ADR,
+        service.sandboxed,
+    ),
+    Rule(
+        "settings_accepted",
+        Severity.ERROR,
+        "systemd ignores no line of the unit's files.",
+        "Write the value as systemd takes it; comments stand on lines of their own.",
+        ADR,
+        service.settings_accepted,
+        names.TYPES,
+    ),
+    Rule(
+        "files_in_force",
+        Severity.ERROR,
+        "The running systemd has what the files say.",
+        "Run systemctl daemon-reload; remove what systemctl set-property has written with systemctl revert.",
+        ADR,
+        memory.files_in_force,
+        _CGROUPS,
+    ),
+    Rule(
+        "kernel_agrees",
+        Severity.ERROR,
+        "The cgroup of a running unit has the values of the files.",
+        "Run systemctl daemon-reload; what still differs was written past systemd: find out by whom.",
+        ADR,
+        memory.kernel_agrees,
+        _CGROUPS,
+    ),
+)

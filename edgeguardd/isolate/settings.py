@@ -1,0 +1,350 @@
+"""The settings the audit reads: key -> how systemd parses its value, and what holds without one.
+
+Must not: know rules, read files. Upstream: values, words, commands. Downstream: unit, auditpage.
+Sources: src/core/load-fragment.c (config_parse_…), systemd.exec(5), systemd.resource-control(5), systemd.service(5).
+A parser gets what was set before and the text, and answers what holds from now on. It raises IgnoredError where systemd
+says so in the journal and keeps what was there, and RefusedError where systemd does not load the unit at all.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from edgeguardd.isolate import commands, specifiers, values, words
+from edgeguardd.isolate import unitnames as names
+from edgeguardd.isolate.commands import IgnoredError, RefusedError
+
+CONTROLLERS = ("cpu", "cpuacct", "cpuset", "io", "blkio", "memory", "devices", "pids")
+DELEGATED = frozenset(("cpu", "cpuset", "io", "memory", "pids"))
+_BY_NUMBER = """
+    chown dac_override dac_read_search fowner fsetid kill setgid setuid setpcap linux_immutable net_bind_service
+    net_broadcast net_admin net_raw ipc_lock ipc_owner sys_module sys_rawio sys_chroot sys_ptrace sys_pacct sys_admin
+    sys_boot sys_nice sys_resource sys_time sys_tty_config mknod lease audit_write audit_control setfcap mac_override
+    mac_admin syslog wake_alarm block_suspend audit_read perfmon bpf checkpoint_restore
+"""
+CAPABILITIES = tuple(_BY_NUMBER.split())  # include/uapi/linux/capability.h
+ALL_CAPABILITIES = frozenset(CAPABILITIES)
+
+
+class Place(Struct, frozen=True):
+    """For whom a value is parsed: the unit, and the machine it runs on."""
+
+    unit: str
+    memory_bytes: int
+    page_bytes: int
+    user: bool = False
+    fragment: str = ""
+    version: int = 252
+
+    def expand(self, text: str) -> str | None:
+        """The text with specifiers put in; None when one cannot be resolved."""
+        return specifiers.expanded(text, self.unit, fragment=self.fragment, user=self.user)
+
+
+Parser = Callable[[Any, str, Place], Any]
+
+
+class Setting(Struct, frozen=True):
+    """A key with its parser and the value of a unit that does not set it. `kinds`: the types of unit that have it."""
+
+    key: str
+    parse: Parser
+    default: Any
+    also: tuple[str, ...] = ()
+
+
+def boolean(_old: Any, text: str, _place: Place) -> bool:
+    """yes or no in systemd's words."""
+    value = values.boolean(text)
+    if value is None:
+        raise IgnoredError("neither yes nor no; write yes or no, and comments on lines of their own")
+    return value
+
+
+def fatal_boolean(old: Any, text: str, place: Place) -> bool:
+    """A boolean without which systemd does not load the unit."""
+    try:
+        return boolean(old, text, place)
+    except IgnoredError:
+        raise RefusedError("neither yes nor no; write yes or no") from None
+
+
+def memory(*, zero: bool = False, empty: int = values.INFINITE) -> Parser:
+    """Bytes, a share of the machine's memory, or infinity."""
+
+    def parse(_old: Any, text: str, place: Place) -> int:
+        if not text:
+            return empty
+        if text == "infinity":
+            return values.INFINITE
+        parts = values.share(text)
+        size = values.size(text) if parts is None else values.share_of(parts, place.memory_bytes, place.page_bytes)
+        if size is None:
+            raise IgnoredError(
+                "no size; write bytes, a number with K, M, G or T such as 4G, a share such as 80%, or infinity"
+            )
+        if size >= values.INFINITE or (size == 0 and not zero):
+            raise IgnoredError("out of range; write at least 1, or infinity")
+        return size
+
+    return parse
+
+
+def score(_old: Any, text: str, _place: Place) -> int | None:
+    """OOMScoreAdjust=."""
+    if not text:
+        return None
+    value = values.integer(text)
+    if value is None:
+        raise IgnoredError("no whole number; write one from -1000 to 1000")
+    if not -1000 <= value <= 1000:
+        raise IgnoredError("out of range; write a number from -1000 to 1000")
+    return value
+
+
+def span(_old: Any, text: str, _place: Place) -> int:
+    """A time span, in microseconds."""
+    value = values.time_span(text)
+    if value is None:
+        raise IgnoredError("no time span; write seconds, or a number with a unit such as 500ms or 1min 30s")
+    return value
+
+
+def count(_old: Any, text: str, _place: Place) -> int:
+    """A number from 0 (safe_atou)."""
+    value = values.integer(text)
+    if value is None or value < 0:
+        raise IgnoredError("no number; write one from 0")
+    return value
+
+
+def word_of(*allowed: str, yes: str = "", no: str = "", empty: str = "") -> Parser:
+    """One word of a list, exactly; with `yes` and `no` also a boolean, which stands for these words."""
+
+    def parse(_old: Any, text: str, _place: Place) -> str:
+        if empty and not text:
+            return empty
+        if yes:
+            value = values.boolean(text)
+            if value is not None:
+                return yes if value else no
+        if text not in allowed:
+            raise IgnoredError(f"none of {', '.join(allowed)}, as written here")
+        return text
+
+    return parse
+
+
+def delegate(old: frozenset[str] | None, text: str, place: Place) -> frozenset[str] | None:
+    """Delegate=: None for off, else the controllers that are handed over."""
+    if names.type_of(place.unit) not in ("service", "scope"):
+        raise IgnoredError("a unit of this type cannot delegate; remove it")
+    if not text:
+        return frozenset()
+    value = values.boolean(text)
+    if value is not None:
+        return DELEGATED if value else None
+    return (old or frozenset()) | _known_words(text, CONTROLLERS)
+
+
+def controllers(old: frozenset[str], text: str, _place: Place) -> frozenset[str]:
+    """DisableControllers=."""
+    return old | _known_words(text, CONTROLLERS) if text else frozenset()
+
+
+def capabilities(initial: frozenset[str]) -> Parser:
+    """CapabilityBoundingSet= and AmbientCapabilities=: lists add up, "~" takes away, an empty one resets."""
+
+    def parse(old: frozenset[str], text: str, _place: Place) -> frozenset[str]:
+        invert = text.startswith("~")
+        given = _capabilities(text.removeprefix("~"))
+        if not given or old == initial:
+            return ALL_CAPABILITIES - given if invert else given
+        return old - given if invert else old | given
+
+    return parse
+
+
+def paths(old: tuple[str, ...], text: str, place: Place) -> tuple[str, ...]:
+    """ReadWritePaths= and its kin: absolute, perhaps with "-" or "+" before it; an empty value resets."""
+    if not text:
+        return ()
+    found = list(old)
+    for word in _words(text):
+        path = place.expand(word)
+        bare = (path or "").removeprefix("-").removeprefix("+")
+        parts = [part for part in bare.split("/") if part not in ("", ".")]
+        if bare.startswith("/") and ".." not in parts:
+            found.append(f"{(path or '')[: len(path or '') - len(bare)]}/{'/'.join(parts)}")
+    return tuple(found)
+
+
+def slice_name(_old: Any, text: str, place: Place) -> str:
+    """Slice=."""
+    name = place.expand(text)
+    if name is None or not names.valid(name) or names.type_of(name) != "slice" or "@" in name:
+        raise IgnoredError("not the name of a slice; write one such as inference.slice")
+    if names.type_of(place.unit) == "slice":
+        raise IgnoredError("a slice lies in the one that its name says; remove it")
+    return name
+
+
+def exec_list(old: tuple[commands.Command, ...], text: str, place: Place) -> tuple[commands.Command, ...]:
+    """ExecStart= and its kin: they add up, an empty value resets."""
+    return (*old, *commands.parse(text, place.expand)) if text else ()
+
+
+def expanded(_old: Any, text: str, place: Place) -> str:
+    """Text with specifiers."""
+    value = place.expand(text)
+    if value is None:
+        raise IgnoredError("cannot resolve its specifiers")
+    return value
+
+
+def account(_old: Any, text: str, place: Place) -> str:
+    """User= and Group=: a name or a number; a wrong one is fatal."""
+    if not text:
+        return ""
+    name = place.expand(text) or ""
+    if not name or name in (".", "..") or name != name.strip() or not name.isprintable() or set(name) & set(":/"):
+        raise RefusedError("no name and no number of a user or group")
+    return name
+
+
+def accounts(old: tuple[str, ...], text: str, place: Place) -> tuple[str, ...]:
+    """SupplementaryGroups=."""
+    return (*old, *(account("", word, place) for word in _words(text))) if text else ()
+
+
+def fatal_path(_old: Any, text: str, place: Place) -> str:
+    """A path without which systemd does not load the unit; with "-" before it, it may be missing or wrong."""
+    path = place.expand(text.removeprefix("-"))
+    if text and text != "~" and (path is None or not path.startswith("/")):
+        raise (IgnoredError if text.startswith("-") else RefusedError)("not an absolute path")
+    return path or ""
+
+
+def service_type(_old: Any, text: str, place: Place) -> str:
+    """Type=."""
+    since_253 = ("notify-reload",) if place.version >= 253 else ()
+    return str(word_of("simple", "exec", "forking", "oneshot", "dbus", "notify", "idle", *since_253)(None, text, place))
+
+
+def pressure_share(_old: Any, text: str, _place: Place) -> int:
+    """ManagedOOMMemoryPressureLimit=, in parts of 10,000; 0 is "not set"."""
+    parts = values.share(text) if text else 0
+    if parts is None:
+        raise IgnoredError("no share; write one such as 60%")
+    return parts
+
+
+def _capabilities(text: str) -> frozenset[str]:
+    """The capabilities of a list, by name in any case, or by number."""
+    numbered = {str(number): name for number, name in enumerate(CAPABILITIES)}
+    found = [word.lower() for word in words.split(text, tolerant=True)]
+    return frozenset(
+        numbered.get(word, word.removeprefix("cap_"))
+        for word in found
+        if word in numbered or (word.startswith("cap_") and word.removeprefix("cap_") in ALL_CAPABILITIES)
+    )
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return words.split(text)
+    except words.UnbalancedError:
+        raise IgnoredError("a quote or an escape is not closed; close it") from None
+
+
+def _known_words(text: str, known: tuple[str, ...]) -> frozenset[str]:
+    """Those words of a list that are known; systemd leaves out the others."""
+    return frozenset(word for word in _words(text) if word in known)
+
+
+_GUARANTEE = memory(zero=True, empty=0)
+_LIMIT = memory()
+_SWAP = memory(zero=True)
+_KILL = word_of("auto", "kill", empty="auto")
+
+ACTIONS = word_of(
+    *("none", "reboot", "reboot-force", "reboot-immediate", "poweroff", "poweroff-force", "poweroff-immediate"),
+    *("exit", "exit-force", "soft-reboot", "soft-reboot-force", "kexec", "kexec-force", "halt", "halt-force"),
+    "halt-immediate",
+)
+
+SETTINGS = (
+    Setting("MemoryMin", _GUARANTEE, None),
+    Setting("MemoryLow", _GUARANTEE, None),
+    Setting("DefaultMemoryMin", _GUARANTEE, None),
+    Setting("DefaultMemoryLow", _GUARANTEE, None),
+    Setting("MemoryHigh", _LIMIT, values.INFINITE),
+    Setting("MemoryMax", _LIMIT, values.INFINITE),
+    Setting("MemorySwapMax", _SWAP, values.INFINITE),
+    Setting("MemoryZSwapMax", _SWAP, values.INFINITE),
+    Setting("MemoryLimit", _LIMIT, values.INFINITE),
+    Setting("StartupMemoryLow", _GUARANTEE, None),
+    Setting("StartupMemoryHigh", _LIMIT, None),
+    Setting("StartupMemoryMax", _LIMIT, None),
+    Setting("StartupMemorySwapMax", _SWAP, None),
+    Setting("StartupMemoryZSwapMax", _SWAP, None),
+    Setting("MemoryAccounting", boolean, True),
+    Setting("Slice", slice_name, None),
+    Setting("Delegate", delegate, None),
+    Setting("DisableControllers", controllers, frozenset()),
+    Setting("ManagedOOMSwap", _KILL, "auto"),
+    Setting("ManagedOOMMemoryPressure", _KILL, "auto"),
+    Setting("ManagedOOMMemoryPressureLimit", pressure_share, 0),
+    Setting("ManagedOOMPreference", word_of("none", "avoid", "omit"), "none"),
+    Setting("OOMScoreAdjust", score, None),
+    Setting("OOMPolicy", word_of("continue", "stop", "kill"), None),
+    Setting("NoNewPrivileges", boolean, False),
+    Setting("ProtectSystem", word_of("no", "yes", "full", "strict", yes="yes", no="no"), "no"),
+    Setting("ProtectHome", word_of("no", "yes", "read-only", "tmpfs", yes="yes", no="no"), "no"),
+    Setting("DynamicUser", fatal_boolean, False),
+    Setting("PrivateDevices", boolean, False),
+    Setting("ProtectClock", boolean, False),
+    Setting("ProtectKernelLogs", boolean, False),
+    Setting("ProtectKernelModules", boolean, False),
+    Setting("CapabilityBoundingSet", capabilities(ALL_CAPABILITIES), ALL_CAPABILITIES),
+    Setting("AmbientCapabilities", capabilities(frozenset()), frozenset()),
+    Setting("ReadWritePaths", paths, (), ("ReadWriteDirectories",)),
+    Setting("ReadOnlyPaths", paths, (), ("ReadOnlyDirectories",)),
+    Setting("InaccessiblePaths", paths, (), ("InaccessibleDirectories",)),
+    Setting("User", account, ""),
+    Setting("Group", account, ""),
+    Setting("SupplementaryGroups", accounts, ()),
+    Setting("WorkingDirectory", fatal_path, ""),
+    Setting("RootDirectory", fatal_path, ""),
+    Setting("RootImage", fatal_path, ""),
+    Setting("Type", service_type, None),
+    Setting("BusName", expanded, ""),
+    Setting("RemainAfterExit", boolean, False),
+    Setting(
+        "Restart",
+        word_of("no", "on-success", "on-failure", "on-abnormal", "on-watchdog", "on-abort", "always"),
+        "no",
+    ),
+    Setting("RestartSec", span, 100_000),
+    Setting("RestartSteps", count, 0),
+    Setting("RuntimeMaxSec", span, values.INFINITE),
+    Setting("ExecStart", exec_list, ()),
+    Setting("ExecStartPre", exec_list, ()),
+    Setting("ExecStartPost", exec_list, ()),
+    Setting("ExecCondition", exec_list, ()),
+    Setting("ExecReload", exec_list, ()),
+    Setting("ExecStop", exec_list, ()),
+    Setting("ExecStopPost", exec_list, ()),
+    Setting("StartLimitIntervalSec", span, 10_000_000, ("StartLimitInterval",)),
+    Setting("StartLimitBurst", count, 5),
+    Setting("SuccessAction", ACTIONS, "none"),
+    Setting("PAMName", expanded, ""),
+    Setting("KillMode", word_of("control-group", "process", "mixed", "none", empty="control-group"), "control-group"),
+    Setting("ExitType", word_of("main", "cgroup"), "main"),
+)
+
+BY_KEY: Mapping[str, Setting] = {
+    **{row.key: row for row in SETTINGS},
+    **{other: row for row in SETTINGS for other in row.also},
+}
