@@ -86,7 +86,10 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command; returns the exit status."""
-    own, given = _own_rules(args.rules_file)
+    own: tuple[Rule, ...] = ()
+    given = Assignments()
+    if args.rules_file is not None:
+        own, given = ownrules.load(args.rules_file, [rule.id for rule in RULES])
     table = (*RULES, *own)
     if args.rules:
         print("\n".join(f"{rule.id} ({rule.severity}): {rule.text}" for rule in table))
@@ -104,18 +107,6 @@ def run(args: argparse.Namespace) -> int:
         return common.UNUSABLE
     failing = args.fail_on != NEVER and any(one.broken(Severity(args.fail_on)) for one in found)
     return common.FAILED if failing else common.OK
-
-
-def _own_rules(path: str | None) -> tuple[tuple[Rule, ...], Assignments]:
-    if path is None:
-        return (), Assignments()
-    shown = printable(path, common.MAX_SHOWN_CHARS)
-    try:
-        with open(path, "rb") as file:
-            data = file.read(ownrules.MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError([f"cannot read {shown}: {error.strerror}; name a rules file"]) from None
-    return ownrules.read(data, shown, [rule.id for rule in RULES])
 
 
 def _machine(args: argparse.Namespace) -> Machine:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from edgeguardd import __version__
 from edgeguardd.cli import (
+    adr,
     audit,
     bridge,
     check_config,
@@ -24,7 +25,7 @@ from edgeguardd.cli import (
 )
 
 # In the order of the help page.
-COMMANDS = (status, watch, check_config, subscribe, parse, replay, incidents, bridge, oom, audit, conformance)
+COMMANDS = (status, watch, check_config, subscribe, parse, replay, incidents, bridge, oom, audit, adr, conformance)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from edgeguardd.core.text import printable
 from edgeguardd.errors import ConfigError
 from edgeguardd.isolate import values
 from edgeguardd.isolate.findings import Answer, Role, Rule, Severity, Subject, failed, passed, unset
@@ -60,6 +61,17 @@ class _File(Struct, frozen=True, forbid_unknown_fields=True):
     role: tuple[_RoleTable, ...] = ()
     ignore: tuple[_IgnoreTable, ...] = ()
     severity: dict[str, Severity] = {}
+
+
+def load(path: str, known: Iterable[str]) -> tuple[tuple[Rule, ...], Assignments]:
+    """read() of the file with this path. Raises ConfigError."""
+    shown = printable(path, 4096)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError([f"cannot read {shown}: {error.strerror}; name a rules file"]) from None
+    return read(data, shown, known)
 
 
 def read(data: bytes, name: str, known: Iterable[str]) -> tuple[tuple[Rule, ...], Assignments]:

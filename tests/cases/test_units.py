@@ -1,4 +1,4 @@
-"""Every collected set of unit files comes out of `edgeguardctl audit --json` as its sidecar says, and every spelling."""
+"""Every collected set of unit files comes out of `edgeguardctl audit --json` as its sidecar says."""
 
 import argparse
 import json
