@@ -13,8 +13,6 @@ import time
 from edgeguardd.cli import common
 from edgeguardd.core.text import printable
 from edgeguardd.errors import ConfigError, EdgeguardError
-from edgeguardd.isolate import adrs, ownrules
-from edgeguardd.isolate.rules import RULES
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -36,7 +34,9 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out the command; returns the exit status."""
+    """Carry out the command; returns the exit status. Raises EdgeguardError."""
+    from edgeguardd.isolate import adrs  # noqa: PLC0415 - other commands do without it
+
     folder = printable(args.folder, common.MAX_SHOWN_CHARS)
     if args.new is not None:
         return _begin(args.folder, args.new)
@@ -52,23 +52,29 @@ def run(args: argparse.Namespace) -> int:
     else:
         lines = [f"{fault.file}:{fault.line}: {fault.text}" for fault in faults]
         print(
-            "\n".join(printable(line, common.MAX_SHOWN_CHARS) for line in lines or [f"{len(records)} records in order"])
+            "\n".join(
+                printable(line, common.MAX_SHOWN_CHARS)
+                for line in lines or [f"{len(records)} record{'' if len(records) == 1 else 's'} in order"]
+            )
         )
     return common.FAILED if faults else common.OK
 
 
 def _begin(folder: str, title: str) -> int:
+    from edgeguardd.isolate import adrs  # noqa: PLC0415 - as above
+
     title = " ".join(title.split())
     if not title.isprintable() or not title:
         raise ConfigError(["cannot begin a record: its title is empty or cannot be printed; give words"])
     name, text = adrs.template(folder, title, time.strftime("%Y-%m"))
     path = os.path.join(folder, name)
     try:
+        os.makedirs(folder, exist_ok=True)
         with open(path, "x") as file:
             file.write(text)
     except OSError as error:
         shown = printable(path, common.MAX_SHOWN_CHARS)
-        raise EdgeguardError(f"cannot write {shown}: {error.strerror}; name a folder that is there and yours") from None
+        raise EdgeguardError(f"cannot write {shown}: {error.strerror}; name a folder that is yours") from None
     print(printable(path, common.MAX_SHOWN_CHARS))
     return common.OK
 
@@ -77,6 +83,9 @@ def _referred(path: str | None) -> dict[str, str]:
     """Rule -> the record that it names, as a path relative to the rules file."""
     if path is None:
         return {}
+    from edgeguardd.isolate import ownrules  # noqa: PLC0415 - as above
+    from edgeguardd.isolate.rules import RULES  # noqa: PLC0415 - as above
+
     rules, _ = ownrules.load(path, [rule.id for rule in RULES])
     base = os.path.dirname(path)
     return {f"{os.path.basename(path)} rule {rule.id}": os.path.join(base, rule.adr) for rule in rules if rule.adr}

@@ -29,6 +29,8 @@ _TITLE = re.compile(r"^# +(?:ADR[- ])?0*(\d+)[.:]? +(\S.*)$", re.MULTILINE)
 _STATUS = re.compile(r"^(?:\*\*)?Status:(?:\*\*)? *(\S.*)$|^## +Status *\n+(\S.*)$", re.MULTILINE)
 _DATE = re.compile(r"\b\d{4}-\d{2}(?:-\d{2})?\b")
 _REPLACED = re.compile(r"superseded by[^\d]*0*(\d+)", re.IGNORECASE)
+# "record 3", "ADR-0003", "replaces 3", or the file of the record.
+_NAMED = r"(?:records?|adr|replaces|supersedes)\W{{0,3}}0*{0}\b|\b{0:04d}-"
 _LINK = re.compile(r"\]\(([^)\s#:]+)(?:#[^)]*)?\)")
 _NOT_RECORDS = ("README.md", "index.md", "template.md")
 
@@ -157,7 +159,7 @@ def _replaced(record: Record, records: Iterable[Record]) -> Iterator[Fault]:
     newer = next((one for one in records if one.number == int(found[1])), None)
     if newer is None or newer is record:
         yield Fault(record.name, line, f"superseded by {found[1]}, which is not there")
-    elif not re.search(rf"\b0*{record.number}\b", newer.text.partition("\n")[2]):
+    elif not re.search(_NAMED.format(record.number), newer.text, re.IGNORECASE):
         yield Fault(newer.name, 1, f"does not name record {record.number}, which it replaces")
 
 

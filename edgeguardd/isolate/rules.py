@@ -9,7 +9,7 @@ from edgeguardd.isolate import servicechecks as service
 from edgeguardd.isolate import unitnames as names
 from edgeguardd.isolate.findings import Role, Rule, Severity
 
-ADR = "docs/adr/0011-isolation-and-oom-protection.md"
+ADR = "docs/adr/0013-isolation-and-oom-protection.md"
 
 _LIMITED = ("service", "slice", "scope")
 _CGROUPS = ("service", "socket", "mount", "swap", "slice", "scope")

@@ -156,9 +156,9 @@ def controllers(old: frozenset[str], text: str, _place: Place) -> frozenset[str]
 def capabilities(initial: frozenset[str]) -> Parser:
     """CapabilityBoundingSet= and AmbientCapabilities=: lists add up, "~" takes away, an empty one resets."""
 
-    def parse(old: frozenset[str], text: str, _place: Place) -> frozenset[str]:
+    def parse(old: frozenset[str], text: str, place: Place) -> frozenset[str]:
         invert = text.startswith("~")
-        given = _capabilities(text.removeprefix("~"))
+        given = _capabilities(text.removeprefix("~"), place.version)
         if not given or old == initial:
             return ALL_CAPABILITIES - given if invert else given
         return old - given if invert else old | given
@@ -240,10 +240,10 @@ def pressure_share(_old: Any, text: str, _place: Place) -> int:
     return parts
 
 
-def _capabilities(text: str) -> frozenset[str]:
-    """The capabilities of a list, by name in any case, or by number."""
+def _capabilities(text: str, version: int) -> frozenset[str]:
+    """The capabilities of a list, by name in any case, or by number; an open quote ended it until 252, not in 257."""
     numbered = {str(number): name for number, name in enumerate(CAPABILITIES)}
-    found = [word.lower() for word in words.split(text, tolerant=True)]
+    found = [word.lower() for word in words.split(text, tolerant=True, open_quotes=version > 252)]
     return frozenset(
         numbered.get(word, word.removeprefix("cap_"))
         for word in found

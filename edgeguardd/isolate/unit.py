@@ -116,6 +116,7 @@ class _Merge:
         self._place = place
         self._sections = unitkeys.sections(kind)
         self._known = {section: unitkeys.known(section, place.version) for section in self._sections}
+        self._spelt: dict[str, tuple[str, str]] = {}
         self.values: dict[str, Any] = {row.key: row.default for row in settings.SETTINGS}
         self.set_at: dict[str, Remark] = {}
         self.raw: dict[str, str] = {}
@@ -166,7 +167,7 @@ class _Merge:
         if section not in self._sections or key.startswith("X-"):
             return
         if key not in self._known[section]:
-            self._say(file, assignment.line, f"unknown key {key!r} in [{section}], ignored{_hint(key, self._known)}")
+            self._say(file, assignment.line, f"unknown key {key!r} in [{section}], ignored{self._hint(key)}")
             return
         self.raw[key] = text
         row = settings.BY_KEY.get(key)
@@ -179,6 +180,13 @@ class _Merge:
             return
         self.set_at[row.key] = Remark(file, assignment.line, _shown(assignment))
 
+    def _hint(self, key: str) -> str:
+        """Where the key is known, or how it is written."""
+        if not self._spelt:
+            self._spelt = {one.lower(): (section, one) for section, keys in self._known.items() for one in keys}
+        section, one = self._spelt.get(key.lower(), ("", ""))
+        return f"; it is {one} in [{section}]" if one else ""
+
     def _say(self, file: str, line: int, text: str) -> None:
         self.ignored.append(Remark(file, line, text))
 
@@ -186,15 +194,6 @@ class _Merge:
 def _shown(assignment: Assignment) -> str:
     shown = f"{assignment.key}={assignment.value}"
     return shown if len(shown) <= MAX_ECHO_CHARS else shown[: MAX_ECHO_CHARS - 1] + "…"
-
-
-def _hint(key: str, known: Mapping[str, frozenset[str]]) -> str:
-    """Where the key is known, or how it is written."""
-    for section, keys in known.items():
-        for one in keys:
-            if one.lower() == key.lower():
-                return f"; it is {one} in [{section}]"
-    return ""
 
 
 def _type(values: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The keys that systemd knows in each section, and from which version on: what is not here is ignored with a warning.
 
 Must not: know what a key means (settings does). Upstream: nothing. Downstream: unit.
-Source: `systemd --dump-configuration-items` of 252; NEWS of later versions for SINCE and GONE.
+Source: `systemd --dump-configuration-items` of 252 and 257; NEWS of the versions between and after for the rest.
 """
 
 from functools import cache
@@ -146,10 +146,8 @@ _SINCE = {
     256: {"UNIT": "WantsMountsFor", "CGROUP": "MemoryZSwapWriteback", "SOCKET": "PassFileDescriptorsToExec"},
     257: {
         "CGROUP": "ManagedOOMMemoryPressureDurationSec",
-        "EXEC": "PrivatePIDs",
-        "UNIT": "DebugInvocation",
+        "EXEC": "BindLogSockets PrivatePIDs",
         "TIMER": "DeferReactivation",
-        "SERVICE": "RefreshOnReload",
     },
     258: {
         "EXEC": "UserNamespacePath PrivateBPF BPFDelegateCommands BPFDelegateMaps BPFDelegatePrograms "
@@ -157,7 +155,7 @@ _SINCE = {
         "StateDirectoryAccounting CacheDirectoryAccounting LogsDirectoryAccounting DelegateNamespaces",
         "SLICE": "ConcurrencyHardMax ConcurrencySoftMax",
         "SOCKET": "AcceptFileDescriptors PassPIDFD DeferTrigger DeferTriggerMaxSec",
-        "SERVICE": "ExtraFileDescriptors",
+        "SERVICE": "ExtraFileDescriptors RefreshOnReload",
     },
     259: {"SERVICE": "ExecReloadPost", "EXEC": "MemoryTHP"},
 }

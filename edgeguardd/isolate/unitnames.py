@@ -9,6 +9,7 @@ import re
 ROOT_SLICE = "-.slice"
 SYSTEM_SLICE = "system.slice"
 APP_SLICE = "app.slice"
+SAMPLE_INSTANCE = "instance"  # stands for any instance where only a template is there
 MAX_NAME_BYTES = 255  # UNIT_NAME_MAX
 
 TYPES = ("service", "socket", "target", "device", "mount", "automount", "swap", "timer", "path", "slice", "scope")

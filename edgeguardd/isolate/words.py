@@ -14,19 +14,22 @@ _PLAIN = re.compile(r"[^ \t\n\r'\"\\]+")
 _INSIDE = {"'": re.compile(r"[^'\\]+"), '"': re.compile(r'[^"\\]+')}
 # shell_maybe_quote: what makes systemd put quotes around a word, and what it then escapes.
 _NEEDS_QUOTES = re.compile(r"[\x00-\x20\x7f\"\\`$*?\['()<>|&;!]")
-_ESCAPED = re.compile(r"[\"\\`$]")
+_ESCAPED = re.compile(r"[\x00-\x1f\x7f\"\\`$]")
 
 
 class UnbalancedError(ValueError):
     """A quote is open at the end, or an escape is none that is known."""
 
 
-def split(text: str, *, tolerant: bool = False) -> list[str]:
-    """The words of a list, quotes removed. Raises UnbalancedError; if tolerant, answers those before the open quote."""
+def split(text: str, *, tolerant: bool = False, open_quotes: bool = False) -> list[str]:
+    """The words of a list, quotes removed. Raises UnbalancedError; if tolerant, answers those before the open quote.
+
+    With `open_quotes` the end of the text closes a quote.
+    """
     words: list[str] = []
     at = 0
     try:
-        while (found := first(text, at, unescape=False)) is not None:
+        while (found := first(text, at, unescape=False, open_quotes=open_quotes)) is not None:
             word, at = found
             words.append(word)
     except UnbalancedError:
@@ -35,7 +38,9 @@ def split(text: str, *, tolerant: bool = False) -> list[str]:
     return words
 
 
-def first(text: str, at: int, *, unescape: bool, relaxed: bool = False) -> tuple[str, int] | None:
+def first(
+    text: str, at: int, *, unescape: bool, relaxed: bool = False, open_quotes: bool = False
+) -> tuple[str, int] | None:
     """The word that begins at or after `at`, and where the next begins; None for none. Raises UnbalancedError.
 
     With `unescape` the escapes of C are resolved; `relaxed` keeps those that are unknown. Without, a backslash only
@@ -63,7 +68,7 @@ def first(text: str, at: int, *, unescape: bool, relaxed: bool = False) -> tuple
             end = at + 1 if found is None else found.end()
             parts.append(text[at:end])
             at = end
-    if quote:
+    if quote and not open_quotes:
         raise UnbalancedError
     while at < len(text) and text[at] in BLANKS:
         at += 1
@@ -74,7 +79,15 @@ def quoted(word: str) -> str:
     """The word as systemd shows it in a command line: in double quotes when a shell would need them."""
     if word and not _NEEDS_QUOTES.search(word):
         return word
-    return '"' + _ESCAPED.sub(lambda found: "\\" + found[0], word) + '"'
+    return '"' + _ESCAPED.sub(lambda found: _shown(found[0]), word) + '"'
+
+
+def _shown(char: str) -> str:
+    """A character behind a backslash: control characters as C has them (cescape_char)."""
+    if char.isprintable():
+        return "\\" + char
+    letter = next((letter for letter, code in _LETTERS.items() if code == ord(char)), None)
+    return f"\\{letter}" if letter is not None else f"\\{ord(char):03o}"
 
 
 def _escape(text: str, at: int, quote: str, *, unescape: bool, relaxed: bool) -> tuple[str, int]:

@@ -66,7 +66,8 @@ def loaded(units: Sequence[str], folders: Sequence[str]) -> dict[str, dict[str, 
             timeout=TIMEOUT_S,
             check=False,
         )
-    dump = done.stdout.decode(errors="replace")
+    # Newer versions draw the arrow.
+    dump = done.stdout.decode(errors="replace").replace("\u2192 ", "-> ")
     if "-> Unit wanted.target:" not in dump:
         pytest.skip(f"needs systemd --test: it says {done.stderr.decode(errors='replace').strip()[-200:]!r}")
     found: dict[str, dict[str, Any]] = {}
@@ -103,6 +104,8 @@ def _effective(fields: dict[str, list[str]]) -> dict[str, Any]:
     shown["aliases"] = sorted(fields.get("Alias", []))
     shown |= {key: _size(first[key]) for key in _SIZES if key in first}
     shown |= {key: first[key] for key in _WORDS if key in first}
+    if shown.get("Delegate", "no") != "no":
+        shown["Delegate"] = "yes"  # newer versions name the controllers
     # Run by a user, it shows what that user's manager would set: 100.
     if first.get("OOMScoreAdjust", "100") != "100":
         shown["OOMScoreAdjust"] = int(first["OOMScoreAdjust"])
