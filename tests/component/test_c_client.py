@@ -23,7 +23,9 @@ from edgeguardd.errors import ProtocolError
 from tests.fuzz.mutate import TOKENS, Mutator
 from tests.support import capi
 from tests.support.children import ending
-from tests.support.running import REPOSITORY
+from tests.support.faketree import FakeTree
+from tests.support.running import REPOSITORY, Daemon
+from tests.support.subscribers import short_dir
 from tests.support.wait import DEADLINE_S, eventually
 
 PROBE = os.path.join(REPOSITORY, "tests/support/capi_probe.c")
@@ -40,7 +42,7 @@ def built(c_example: str) -> Iterator[dict[str, str]]:
         yield {"probe": capi.build(directory, PROBE, capi.SANITIZED), "example": c_example}
 
 
-class Daemon:
+class Listener:
     """A listening socket, the program that connects to it, and the present connection."""
 
     def __init__(self, path: str, program: "subprocess.Popen[bytes]", listener: socket.socket) -> None:
@@ -99,7 +101,7 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def running(program: str, mode: str = "", **environment: str) -> Iterator[Daemon]:
+def running(program: str, mode: str = "", **environment: str) -> Iterator[Listener]:
     """A program that was started, and the daemon that it looks for."""
     with tempfile.TemporaryDirectory(prefix="eg", dir="/tmp") as place, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{place}/s")
@@ -107,7 +109,7 @@ def running(program: str, mode: str = "", **environment: str) -> Iterator[Daemon
         variables = {**os.environ, "EDGEGUARDD_SOCKET": f"{place}/s", **environment}
         started = subprocess.Popen([program, mode], env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         with ending(started) as process:
-            daemon = Daemon(f"{place}/s", process, listener)
+            daemon = Listener(f"{place}/s", process, listener)
             try:
                 yield daemon
             finally:
@@ -293,7 +295,7 @@ def test_its_json_reader_takes_what_the_python_clients_takes(built: dict[str, st
     assert min(counts.values()) > 200
 
 
-def test_the_example_is_served_by_a_real_daemon_as_the_page_shows(tmp_path: Path) -> None:
+def test_the_example_works_as_its_page_shows(tmp_path: Path) -> None:
     """The commands of the page on using it, one after another, in a copy of the directory."""
     shutil.copytree(capi.SOURCES, tmp_path / "c")
     commands = re.findall(r"^ {4}((?:cc|\./example).*)$", HOW_TO.read_text(), re.MULTILINE)
@@ -304,3 +306,23 @@ def test_the_example_is_served_by_a_real_daemon_as_the_page_shows(tmp_path: Path
         assert hello["supports"] == [action for action in Action if action is not Action.RESTORE]
         daemon.say(command(1, release_bytes=MIB))
         assert daemon.until("ack")["status"] == "done"
+
+
+def test_a_real_daemon_asks_and_takes_the_answers(built: dict[str, str]) -> None:
+    """From a pressed cgroup to the handler in C and back, and restored when the pressure is over."""
+    with short_dir() as place:
+        os.mkdir(f"{place}/tree")
+        llm = FakeTree(f"{place}/tree").cgroup("/llm", max_bytes=1000 * MIB)
+        llm.usage(100 * MIB)
+        config = '[[target]]\nname = "llm"\npath = "/llm"\ndwell = "100ms"\nrestore_dwell = "100ms"\n'
+        with Daemon(place, config, cgroup_root=f"{place}/tree") as daemon:
+            variables = {**os.environ, "EDGEGUARDD_SOCKET": daemon.socket_path, "TARGET": "llm"}
+            started = subprocess.Popen([built["probe"], ""], env=variables, stdout=subprocess.PIPE, text=True)
+            with ending(started):
+                eventually(lambda: daemon.status()["subscribers"])
+                llm.usage(950 * MIB)
+                asked = eventually(lambda: daemon.facts("command_ended"))
+                assert {fact["outcome"] for fact in asked} <= {"done", "ineffective"}
+                eventually(lambda: [f for f in daemon.facts("command_ended") if f["action"] == "reject_requests"])
+                llm.usage(100 * MIB)
+                eventually(lambda: [f for f in daemon.facts("command_ended") if f["action"] == "restore"])

@@ -104,6 +104,7 @@ int main(int argc, char **argv) {
     options.supports = EG_TRIM_KV_CACHE | EG_REDUCE_BATCH | EG_REJECT_REQUESTS;
     options.handler = obey;
     options.log = note;
+    options.target = getenv("TARGET");
     options.lost_after_s = lost_after ? strtod(lost_after, NULL) : 0.0;
     guard = eg_open(&options);
     if (guard == NULL) return 2;
