@@ -66,15 +66,15 @@ def _begin(folder: str, title: str) -> int:
     title = " ".join(title.split())
     if not title.isprintable() or not title:
         raise ConfigError(["cannot begin a record: its title is empty or cannot be printed; give words"])
-    name, text = adrs.template(folder, title, time.strftime("%Y-%m"))
-    path = os.path.join(folder, name)
     try:
         os.makedirs(folder, exist_ok=True)
+        name, text = adrs.template(folder, title, time.strftime("%Y-%m"))
+        path = os.path.join(folder, name)
         with open(path, "x") as file:
             file.write(text)
     except OSError as error:
-        shown = printable(path, common.MAX_SHOWN_CHARS)
-        raise EdgeguardError(f"cannot write {shown}: {error.strerror}; name a folder that is yours") from None
+        shown = printable(folder, common.MAX_SHOWN_CHARS)
+        raise EdgeguardError(f"cannot write to {shown}: {error.strerror}; name a folder that is yours") from None
     print(printable(path, common.MAX_SHOWN_CHARS))
     return common.OK
 

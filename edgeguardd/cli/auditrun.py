@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from edgeguardd.cli import common
 from edgeguardd.core.text import printable
@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     parser: argparse.ArgumentParser = args.parser
     if not args.units and not args.all:
         parser.error("cannot audit: no UNIT or FILE given; name one, or give --all")
+    given = structs.replace(given, guess=args.all)
     machine = _machine(args)
     found = [one for job in _jobs(args) for one in _reports(job, args, machine, table, given)]
     missing = [one.unit for one in found if one.unit.load_state == NOT_FOUND]
@@ -87,6 +88,9 @@ def _jobs(args: argparse.Namespace) -> Iterator[_Job]:
     if args.all:
         units += [name for name in path.units(_ALL_KINDS) if name not in units]
         units += [_instance(name) for name in path.templates(("service",))] if args.search_path is not None else []
+    if args.all and not units:
+        shown = printable(":".join(path.folders), common.MAX_SHOWN_CHARS)
+        raise ConfigError([f"cannot audit all units: no service and no slice in {shown}; name folders with unit files"])
     if units:
         yield _Job(path, tuple(units))
     for file in files:

@@ -98,11 +98,8 @@ def check(folder: str, referred: Mapping[str, str] | None = None) -> tuple[list[
 
 
 def template(folder: str, title: str, date: str) -> tuple[str, str]:
-    """File name and text of the next record."""
-    try:
-        there = [int(found[1]) for name in os.listdir(folder) if (found := _FILE.fullmatch(name))]
-    except FileNotFoundError:
-        there = []
+    """File name and text of the next record. Raises OSError."""
+    there = [int(found[1]) for name in os.listdir(folder) if (found := _FILE.fullmatch(name))]
     number = max(there, default=0) + 1
     words = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "decision"
     return f"{number:04d}-{words}.md", TEMPLATE.format(number=number, title=title, date=date)

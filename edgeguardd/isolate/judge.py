@@ -19,6 +19,11 @@ from edgeguardd.isolate.unittext import Remark
 BROKEN = (Verdict.FAIL, Verdict.FAIL_UNSET)
 UNIT_DOES_NOT_LOAD = "unit_loads"
 BAD_IGNORE = "ignore_is_valid"
+# Parts of the names of inference servers, of their units and programs.
+_SERVERS = (
+    *("llama", "ollama", "vllm", "sglang", "triton", "text-generation", "localai", "local-ai", "whisper", "tensorrt"),
+    *("trtllm", "ovms", "openvino", "onnx", "mlc_llm", "koboldcpp", "lmdeploy", "aphrodite", "inference", "llm"),
+)
 
 
 class Finding(Struct, frozen=True):
@@ -58,10 +63,19 @@ class Assignments(Struct, frozen=True):
     roles: tuple[tuple[str, Role], ...] = ()
     severities: Mapping[str, Severity] = {}
     ignored: tuple[tuple[str, str, str], ...] = ()  # rule, glob of units, reason
+    guess: bool = False  # the role of units that no glob fits, by what they run
 
-    def role_of(self, name: str) -> Role:
-        """The role of a unit: the first glob that fits; inference, which the rules are about, without one."""
-        return next((role for glob, role in self.roles if fnmatch.fnmatchcase(name, glob)), Role.INFERENCE)
+    def role_of(self, unit: Unit) -> Role:
+        """The role of a unit: the first glob that fits; without one it is what the rules are about, inference.
+
+        Where roles are guessed, only a unit whose name or program is that of an inference server is one.
+        """
+        said = next((role for glob, role in self.roles if fnmatch.fnmatchcase(unit.name, glob)), None)
+        if said is not None:
+            return said
+        words = [unit.name, *(command.line() for command in unit.values.get("ExecStart", ()))]
+        serves = any(server in word.lower() for word in words for server in _SERVERS)
+        return Role.INFERENCE if serves or not self.guess else Role.OTHER
 
 
 def report(
@@ -73,7 +87,7 @@ def report(
     differs: tuple[str, ...] | None = None,
 ) -> Report:
     """Ask every rule. `differs`: where the running systemd has something else than the files; None: not asked."""
-    role = given.role_of(unit.name)
+    role = given.role_of(unit)
     seen = force.effective(unit)
     source = "files" if differs is None else "systemd"
     table = tuple(rules)

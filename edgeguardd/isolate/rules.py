@@ -13,7 +13,6 @@ ADR = "docs/adr/0013-isolation-and-oom-protection.md"
 
 _LIMITED = ("service", "slice", "scope")
 _CGROUPS = ("service", "socket", "mount", "swap", "slice", "scope")
-_NOT_CRITICAL = (Role.INFERENCE, Role.OTHER)
 
 RULES = (
     Rule(
@@ -122,7 +121,7 @@ RULES = (
         "Set OOMScoreAdjust=500 or more; a unit that must live is named in a [[role]] as critical instead.",
         ADR,
         service.score_high,
-        roles=_NOT_CRITICAL,
+        roles=(Role.INFERENCE,),
     ),
     Rule(
         "critical_unit_protected",

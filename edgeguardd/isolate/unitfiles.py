@@ -45,7 +45,7 @@ class SearchPath:
     """Folders of unit files, highest precedence first, listed once. `root`: where links with absolute targets begin."""
 
     def __init__(self, folders: tuple[str, ...], root: str = "/") -> None:
-        self._root = os.path.normpath(root)
+        self._root = os.path.abspath(root)
         self._folders = tuple(
             dict.fromkeys(
                 os.path.normpath(os.path.join(self._root, f.lstrip("/"))) if self._root != "/" else os.path.abspath(f)

@@ -29,6 +29,8 @@ python() {
 linux_uml() { have linux.uml || [ -x /usr/bin/linux.uml ] || [ -n "${LINUX_UML:-}" ]; }
 
 missing_packages() {
+    # Its own loading of unit files is compared with the audit's.
+    [ -x /usr/lib/systemd/systemd ] || [ -x /lib/systemd/systemd ] || echo systemd
     [ -n "$(python)" ] || echo python3 python3-venv
     if [ "$(uname -m)" = x86_64 ]; then
         linux_uml || echo user-mode-linux

@@ -26,7 +26,7 @@ def record(number: int, **changes: str) -> dict[str, str]:
 
 def test_the_template_is_in_order(tmp_path: Path) -> None:
     """And the next number is taken for the next record."""
-    name, text = adrs.template(str(tmp_path / "none"), "Größe & Limits!", "2026-11")
+    name, text = adrs.template(str(tmp_path), "Größe & Limits!", "2026-11")
     assert name == "0001-gr-e-limits.md"
     assert faults(tmp_path, {name: text, "README.md": f"[1]({name})\n", "notes.txt": "x"}) == []
     assert adrs.template(str(tmp_path), "x", "2026-11")[0] == "0002-x.md"

@@ -178,6 +178,16 @@ def test_what_must_live_is_judged_by_other_rules(tmp_path: Path, lines: str, ver
     assert "oom_score_adjust_high" not in report.verdicts
 
 
+def test_a_role_is_guessed_only_for_all_units(tmp_path: Path) -> None:
+    """By name or program; what nothing is known of is not asked for a high score."""
+    unit = service(tmp_path, "")
+    assert judged(unit).role is Role.INFERENCE
+    assert judged(unit, Assignments(guess=True)).role is Role.OTHER
+    assert "oom_score_adjust_high" not in judged(unit, Assignments(guess=True)).verdicts
+    serving = service(tmp_path / "b", "ExecStart=\nExecStart=/opt/llama.cpp/llama-server\n")
+    assert judged(serving, Assignments(guess=True)).role is Role.INFERENCE
+
+
 def test_an_ignore_with_a_reason_takes_one_rule_out(tmp_path: Path) -> None:
     """The verdict stays; the finding shows the reason and does not count. A drop-in can say it too."""
     unit = service(
