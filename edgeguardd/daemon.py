@@ -64,6 +64,7 @@ from edgeguardd.kernel.relief import Relief
 from edgeguardd.kernel.targets import Targets
 from edgeguardd.logs import Output, get_logger
 from edgeguardd.metrics import Metrics
+from edgeguardd.oomreports import OomCollector, OomReports
 from edgeguardd.pages import Pages
 from edgeguardd.recorder import Recorder
 from edgeguardd.serve.agent import AgentServer
@@ -143,7 +144,10 @@ class Daemon:
         self.metrics = Metrics(
             self.engine, self.subscribers.stats, log_output, self.recorder, self.gate.stats, self.watches.stats
         )
+        self.oom = OomReports(self._loop, state, self._paths, _partly_blind, enabled=config.kernel_log.enabled)
+        self.metrics.registry.register(OomCollector(self.oom.stats))
         self.pages = Pages(epoch, config_path, self.engine, self.targets, self.subscribers, self.metrics, self.machine)
+        self.pages.oom = self.oom.stats
         self.pages.sampling = config.sampling
         self.pages.watchers = self.watches.counts
         open_routes = {ROOT: self.gate.admit}
@@ -163,6 +167,7 @@ class Daemon:
         self.last_resorts.recover()
         self.machine.start()
         self.targets.apply(self.config.targets, self.config.sampling, self.config.defaults)
+        self.oom.start()
         watched = {spec.path for spec in self.config.pressure_watches}
         await self.subscribers.start([sock for sock in passed if sock.getsockname() not in watched])
         self.watches.start(passed)
@@ -209,6 +214,7 @@ class Daemon:
         self.relief.put_back_all()
         self.relief.close()
         await self.last_resorts.close()
+        self.oom.close()
         self.machine.close()
         self.targets.close()
         self.recorder.close()
@@ -326,6 +332,7 @@ class Daemon:
         match event:
             case CountersMoved():
                 self.metrics.counted(event)
+                self.oom.counted(event)
             case KillsNearRemoval():
                 self.metrics.killed_near_removal(event)
             case TargetAdded():
@@ -342,6 +349,10 @@ class Daemon:
     def _unit_of(self, target: str) -> str | None:
         """The unit that a target was configured by, for restarting it."""
         return next((spec.unit for spec in self.config.targets if spec.name == target), None)
+
+    def _paths(self) -> dict[str, str]:
+        """Where the targets are, for finding those that an OOM report is about."""
+        return {name: target.path for name, target in self.engine.targets.items()}
 
     # Subscribers
 
@@ -438,7 +449,7 @@ def _needs_restart(old: Config, new: Config) -> list[str]:
     """The settings that differ and that only a restart can change."""
     changed = [
         name
-        for name in ("http", "log", "cgroup_root", "max_targets", "recorder", "state_directory")
+        for name in ("http", "log", "cgroup_root", "max_targets", "recorder", "kernel_log", "state_directory")
         if getattr(old, name) != getattr(new, name)
     ]
     if old.pressure_watches != new.pressure_watches:

@@ -22,6 +22,7 @@ from edgeguardd.kernel.guarded import TargetStatus
 from edgeguardd.kernel.machine import Machine
 from edgeguardd.kernel.targets import Targets
 from edgeguardd.metrics import CONTENT_TYPE, Metrics
+from edgeguardd.oomreports import OomStats
 from edgeguardd.serve.http import Response
 from edgeguardd.serve.subscribers import SubscriberServer
 
@@ -50,6 +51,7 @@ class Pages:
         self.ready = False
         self.sampling = SamplingConfig()
         self.watchers: Callable[[], Mapping[str | None, int]] = dict
+        self.oom: Callable[[], OomStats] = OomStats
         self._epoch = epoch
         self._config_path = config_path
         self._engine = engine
@@ -103,6 +105,7 @@ class Pages:
             ],
             "subscribers": [to_builtins(row) for row in self._subscribers.subscribers()],
             "last_commands": _commands(self._last_commands),
+            "kernel_log": _kernel_log(self.oom()),
         }
 
     def _machine_row(self, now: float) -> dict[str, Any]:
@@ -161,6 +164,17 @@ def _target(target: Target, watched: TargetStatus | None, now: float) -> dict[st
             }
             for waiting in target.ledger.outstanding.values()
         ],
+    }
+
+
+def _kernel_log(stats: OomStats) -> dict[str, Any]:
+    return {
+        "readable": stats.readable,
+        "why": stats.why,
+        "reports": sum(stats.reports.values()),
+        "victims": stats.victims,
+        "lost_records": stats.lost_records,
+        "last_report": stats.last,
     }
 
 

@@ -111,6 +111,32 @@ SECTIONS: tuple[tuple[str, tuple[Row, ...]], ...] = (
         ),
     ),
     (
+        "Kernel OOM reports",
+        (
+            Row(
+                "oom_report",
+                "warning",
+                (
+                    *("target", "scope", "pid", "comm", "victims", "kills", "counted", "limit_cgroup", "victim_cgroup"),
+                    *("limit_bytes", "used_bytes", "why", "remedy"),
+                ),
+                "The kernel killed; told once, also when the daemon was not running at that moment.",
+            ),
+            Row(
+                "oom_kills_unexplained",
+                "warning",
+                ("target", "kills", "why"),
+                "Kills were counted, and the kernel's log has no report of them.",
+            ),
+            Row(
+                "kernel_log_unread",
+                "info",
+                ("why",),
+                "The kernel's log cannot be read: kills are counted, but not explained. Said once.",
+            ),
+        ),
+    ),
+    (
         "Commands",
         (
             Row(
@@ -247,7 +273,9 @@ FIELDS = {
     "agent": "address:port of the agent check, or null.",
     "claimed_bytes": "What the subscriber says it gave back.",
     "commands": "Those that the server can carry out as it was found.",
+    "comm": "The first victim's name, which it chose itself.",
     "configuration": "The file; null: the defaults.",
+    "counted": "How many of these kills `memory.events` of the target had counted by then.",
     "deadline_s": "How long the subscriber has.",
     "drain_s": "How long those inside took to end.",
     "drained": "Whether all of them ended by themselves.",
@@ -262,6 +290,7 @@ FIELDS = {
     "level": "The level now.",
     "listen": "Where the gate listens, or null.",
     "limit_bytes": "The limit that binds.",
+    "limit_cgroup": "The cgroup whose limit was met.",
     "lines": "How many.",
     "logger": "Which library.",
     "max_batch_ratio": "Parameter: share of the configured batch that may run.",
@@ -285,6 +314,7 @@ FIELDS = {
     "rung": "The level whose commands are asked for now.",
     "seq": "The command's number.",
     "server": "The kind of server.",
+    "scope": "`memcg`, `global`, `lowmemorykiller` or `unknown`.",
     "settings": "Their names.",
     "signal": "Its name.",
     "socket": "Its path.",
@@ -300,8 +330,11 @@ FIELDS = {
     "uid": "The user.",
     "uptime_s": "Since the start.",
     "url": "Where the server is.",
+    "used_bytes": "What was in use.",
     "used_s": "What is done instead.",
     "version": "The daemon's, or the server's.",
+    "victim_cgroup": "The first victim's own cgroup.",
+    "victims": "Those that were killed, the first eight.",
     "wanted_s": "What was asked for.",
     "was": "The level before.",
     "what": "What was going on.",

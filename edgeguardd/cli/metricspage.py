@@ -22,6 +22,7 @@ from edgeguardd.core.events import (
 from edgeguardd.core.model import Action, Counters, MachineSample, Outcome, Sample, Usage
 from edgeguardd.logs import Output
 from edgeguardd.metrics import Metrics
+from edgeguardd.oomreports import OomCollector, OomStats
 from edgeguardd.recorder import Recorder, RecorderStats
 from edgeguardd.serve.gatestats import GateStats
 from edgeguardd.serve.pressurewatch import WatchStats
@@ -49,6 +50,7 @@ LABELS = {
     "code": "An [error code of the protocol](protocol.md#errors).",
     "mode": "Who asked: `nginx`, `envoy`, `caddy`, `traefik`, `direct`, `haproxy`; `unknown` in bad questions.",
     "answer": "`granted`, `refused`, or `bad` for a question that could not be understood.",
+    "scope": "Whose limit was met: `memcg`, `global`, `lowmemorykiller` or `unknown`.",
     "version": "The daemon's version.",
     "le": "Upper bound of the bucket, in seconds.",
 }
@@ -80,6 +82,7 @@ def families() -> Iterator[Metric]:
     metrics.killed_near_removal(KillsNearRemoval("llm", "/", 1))
     metrics.ended(CommandEnded(1, 1, "llm", Action.TRIM_KV_CACHE, Outcome.DONE, 1.0, 1, 1))
     metrics.reloads.labels("applied").inc()
+    metrics.registry.register(OomCollector(lambda: OomStats({"memcg": 1}, unexplained={"llm": 1})))
     # What the library itself adds is worded by its version.
     yield from (family for family in metrics.registry.collect() if not family.name.startswith("process_"))
 

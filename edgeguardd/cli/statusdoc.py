@@ -118,6 +118,30 @@ class LoadedConfig(Struct, frozen=True):
     path: str | None = None
 
 
+class OomRow(Struct, frozen=True):
+    """The last OOM report of the kernel."""
+
+    target: str | None = None
+    scope: str = "unknown"
+    pid: int | None = None
+    comm: str | None = None
+    kills: int = 0
+    limit_cgroup: str | None = None
+    why: str = ""
+    remedy: str = ""
+
+
+class KernelLogRow(Struct, frozen=True):
+    """What the kernel's log has told since the start."""
+
+    readable: bool = False
+    why: str | None = None
+    reports: int = 0
+    victims: int = 0
+    lost_records: int = 0
+    last_report: OomRow | None = None
+
+
 class Status(Struct, frozen=True):
     """The whole answer."""
 
@@ -131,3 +155,4 @@ class Status(Struct, frozen=True):
     targets: list[TargetRow] = field(default_factory=list)
     subscribers: list[SubscriberRow] = field(default_factory=list)
     last_commands: list[EndedCommand] = field(default_factory=list)
+    kernel_log: KernelLogRow = KernelLogRow()

@@ -225,6 +225,12 @@ class RecorderConfig(Struct, frozen=True):
     max_bytes: int = 16 << 20
 
 
+class KernelLogConfig(Struct, frozen=True):
+    """Whether the kernel's OOM reports are read from /dev/kmsg."""
+
+    enabled: bool = True
+
+
 class Config(Struct, frozen=True):
     """Everything. `self_targets` lets a subscriber have its own cgroup guarded without any configuration."""
 
@@ -236,6 +242,7 @@ class Config(Struct, frozen=True):
     log: LogConfig = LogConfig()
     machine: MachineConfig = MachineConfig()
     recorder: RecorderConfig = RecorderConfig()
+    kernel_log: KernelLogConfig = KernelLogConfig()
     # Lifted limits are written here before they are lifted; systemd's StateDirectory= makes it.
     state_directory: str = "/var/lib/edgeguardd"
     defaults: Policy = Policy()

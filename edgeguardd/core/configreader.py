@@ -53,7 +53,16 @@ class Reader:
 
     def config(self, tree: Tree) -> Config:
         """The whole tree, in the order in which the parts build on each other. Raises TooManyProblems."""
-        named = (table.SOCKET, table.HTTP, table.GATE, table.SAMPLING, table.LOG, table.MACHINE, table.RECORDER)
+        named = (
+            table.SOCKET,
+            table.HTTP,
+            table.GATE,
+            table.SAMPLING,
+            table.LOG,
+            table.MACHINE,
+            table.RECORDER,
+            table.KERNEL_LOG,
+        )
         tables = (*(section.header for section in named), "defaults", "target", "pressure_watch")
         top = self._values(tree, (), table.TOP, tables)
         trees = {section.header: self._table(tree, (section.header,)) for section in named}

@@ -10,6 +10,7 @@ from edgeguardd.core.config import (
     DeviceSpec,
     GateConfig,
     HttpConfig,
+    KernelLogConfig,
     LogConfig,
     MachineConfig,
     RecorderConfig,
@@ -290,6 +291,20 @@ RECORDER = Section(
     ),
 )
 
+KERNEL_LOG = Section(
+    "kernel_log",
+    KernelLogConfig,
+    "The kernel's own log, for its OOM reports; kills are counted without it too.",
+    (
+        Row(
+            "enabled",
+            "enabled",
+            boolean(),
+            "Whether OOM reports are read from /dev/kmsg and explained in the log; a missing permission is said once.",
+        ),
+    ),
+)
+
 TARGET = Section(
     "target",
     TargetSpec,
@@ -326,6 +341,6 @@ TARGET = Section(
 
 # In the order of the reference page and of the example file.
 SECTIONS = (
-    *(TOP, SOCKET, WATCH, HTTP, GATE, SAMPLING, LOG, MACHINE, DEVICE, RECORDER),
+    *(TOP, SOCKET, WATCH, HTTP, GATE, SAMPLING, LOG, MACHINE, DEVICE, RECORDER, KERNEL_LOG),
     *(DEFAULTS, LADDER, LAST_RESORT, TARGET),
 )

@@ -35,7 +35,10 @@ _REMEDIES: Final = {
 
 
 class Kmsg:
-    """The kernel's log, open at its oldest record. `lost` counts records that were overwritten unread."""
+    """The kernel's log, open at its oldest record.
+
+    `lost` counts records that were overwritten unread. Records up to `last_seq` are left out: set it to go on there.
+    """
 
     def __init__(self, fd: int) -> None:
         """Takes over a descriptor that does not block and keeps records apart."""
@@ -79,10 +82,11 @@ class Kmsg:
             if record is None:
                 return
             seq = sequence(record)
-            if seq is not None:
-                if self.last_seq is not None and seq > self.last_seq + 1:
-                    self.lost += seq - self.last_seq - 1
-                self.last_seq = seq
+            if seq is not None and self.last_seq is not None:
+                if seq <= self.last_seq:
+                    continue
+                self.lost += seq - self.last_seq - 1
+            self.last_seq = self.last_seq if seq is None else seq
             yield record.partition(b"\n")[0]
 
     def _record(self) -> bytes | None:

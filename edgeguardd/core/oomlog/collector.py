@@ -75,6 +75,11 @@ class Collector:
 
     # In and out
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is open that a flush would end."""
+        return bool(self._open or self._closed or self._done) or self._held is not None
+
     def feed(self, raw: bytes) -> None:
         """Take in one raw line, without its newline."""
         everything = bool(self._open) or self._held is not None or self.others.waiting
