@@ -149,7 +149,7 @@ def test_a_stop_in_the_middle_of_a_report_tells_what_there_is(scene: Scene) -> N
     async def story() -> None:
         async with scene.watching() as watch:
             scene.device.write_all(MODERN[:-1])
-            while watch._collector is None or not watch._collector.busy:
+            while watch._collector is None or not watch._collector.busy:  # noqa: ASYNC110  nobody tells
                 await asyncio.sleep(0)
         assert scene.told == [7055]
         scene.device.write(MODERN[-1])
