@@ -24,9 +24,9 @@ MAX_BUFFER_BYTES: Final = 1024 * 1024
 DEVICE: Final = (1, 11)
 
 _REMEDIES: Final = {
-    errno.EPERM: "run as root, or allow CAP_SYSLOG (kernel.dmesg_restrict is set)",
-    errno.EACCES: "run as root, or let this user read it (group adm and CAP_SYSLOG; DeviceAllow=char-mem r in a unit)",
-    errno.ENOENT: "in a container, hand the device in (--device /dev/kmsg)",
+    errno.EPERM: "run as root, or allow CAP_SYSLOG; for the daemon's unit there is the drop-in kernel-log.conf",
+    errno.EACCES: "run as root, or allow CAP_SYSLOG; for the daemon's unit there is the drop-in kernel-log.conf",
+    errno.ENOENT: "hand the device in: --device /dev/kmsg of a container, the drop-in kernel-log.conf of the unit",
     errno.EBUSY: "see what holds it",
     errno.ENXIO: "see what the device is; in a container, hand in the host's /dev/kmsg",
     errno.ENODEV: "see what the device is; in a container, hand in the host's /dev/kmsg",

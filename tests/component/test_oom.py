@@ -174,6 +174,14 @@ def test_each_command_of_the_how_to_works(command: str, tmp_path: Path) -> None:
     assert process.returncode in ((0, 130) if readable_kernel_log() else (1,)), errors
 
 
+def test_the_drop_in_of_the_how_to_is_the_shipped_one() -> None:
+    """Comments aside, the page prints the file."""
+    page = (REPOSITORY / "docs/how-to/read-an-oom-report.md").read_text()
+    printed_lines = page.partition("```ini\n")[2].partition("```")[0].splitlines()
+    shipped = (REPOSITORY / "systemd/drop-ins/kernel-log.conf").read_text().splitlines()
+    assert [line for line in printed_lines if line[0] != "#"] == [line for line in shipped if line[0] != "#"]
+
+
 def readable_kernel_log() -> bool:
     """Whether this user may read it here."""
     try:

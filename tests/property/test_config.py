@@ -78,7 +78,7 @@ def test_no_wrong_value_in_the_right_place_crashes_the_reader(text: str) -> None
     read_or_refuse(text)
 
 
-NAMES = ["socket", "http", "machine", "recorder", "defaults", "target"]
+NAMES = ["socket", "http", "machine", "recorder", "kernel_log", "defaults", "target"]
 TREES: st.SearchStrategy[Any] = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.dates()),
     lambda inner: st.one_of(
