@@ -6,8 +6,8 @@ A parser gets what was set before and the text, and answers what holds from now 
 says so in the journal and keeps what was there, and RefusedError where systemd does not load the unit at all.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -42,6 +42,7 @@ class Place(Struct, frozen=True):
         return specifiers.expanded(text, self.unit, fragment=self.fragment, user=self.user)
 
 
+_T = TypeVar("_T")
 Parser = Callable[[Any, str, Place], Any]
 
 
@@ -166,18 +167,18 @@ def capabilities(initial: frozenset[str]) -> Parser:
     return parse
 
 
-def paths(old: tuple[str, ...], text: str, place: Place) -> tuple[str, ...]:
+def paths(old: Sequence[str], text: str, place: Place) -> Sequence[str]:
     """ReadWritePaths= and its kin: absolute, perhaps with "-" or "+" before it; an empty value resets."""
     if not text:
         return ()
-    found = list(old)
+    found: list[str] = []
     for word in _words(text):
         path = place.expand(word)
         bare = (path or "").removeprefix("-").removeprefix("+")
         parts = [part for part in bare.split("/") if part not in ("", ".")]
         if bare.startswith("/") and ".." not in parts:
             found.append(f"{(path or '')[: len(path or '') - len(bare)]}/{'/'.join(parts)}")
-    return tuple(found)
+    return _more(old, found)
 
 
 def slice_name(_old: Any, text: str, place: Place) -> str:
@@ -190,9 +191,9 @@ def slice_name(_old: Any, text: str, place: Place) -> str:
     return name
 
 
-def exec_list(old: tuple[commands.Command, ...], text: str, place: Place) -> tuple[commands.Command, ...]:
+def exec_list(old: Sequence[commands.Command], text: str, place: Place) -> Sequence[commands.Command]:
     """ExecStart= and its kin: they add up, an empty value resets."""
-    return (*old, *commands.parse(text, place.expand)) if text else ()
+    return _more(old, commands.parse(text, place.expand)) if text else ()
 
 
 def expanded(_old: Any, text: str, place: Place) -> str:
@@ -213,9 +214,9 @@ def account(_old: Any, text: str, place: Place) -> str:
     return name
 
 
-def accounts(old: tuple[str, ...], text: str, place: Place) -> tuple[str, ...]:
+def accounts(old: Sequence[str], text: str, place: Place) -> Sequence[str]:
     """SupplementaryGroups=."""
-    return (*old, *(account("", word, place) for word in _words(text))) if text else ()
+    return _more(old, [account("", word, place) for word in _words(text)]) if text else ()
 
 
 def fatal_path(_old: Any, text: str, place: Place) -> str:
@@ -238,6 +239,14 @@ def pressure_share(_old: Any, text: str, _place: Place) -> int:
     if parts is None:
         raise IgnoredError("no share; write one such as 60%")
     return parts
+
+
+def _more(old: Sequence[_T], found: list[_T]) -> list[_T]:
+    """What was there, and more. The list is the unit's own and grows in place: copies would take a square of time."""
+    if not isinstance(old, list):
+        return [*old, *found]
+    old.extend(found)
+    return old
 
 
 def _capabilities(text: str, version: int) -> frozenset[str]:

@@ -1,6 +1,6 @@
 """The own merge against systemd itself: the same files, loaded by both, have the same values in force.
 
-The number of random units is UNIT_FUZZ (default 150): UNIT_FUZZ=5000 for a night.
+The number of random units is EDGEGUARDD_FUZZ_UNITS (default 150); 5000 take two minutes.
 """
 
 import json
@@ -20,7 +20,7 @@ from edgeguardd.isolate.unitfiles import SearchPath
 from tests.support import systemdload, unitmaker
 
 CASES = Path(__file__).parents[1] / "cases/units"
-COUNT = int(os.environ.get("UNIT_FUZZ", "150"))
+COUNT = int(os.environ.get("EDGEGUARDD_FUZZ_UNITS", "150"))
 # A link that is a copy in the collection, as an archive leaves it: systemd would take it for a unit of its own.
 LINKS = {"44-alias-dropins": ("etc/llm.service", "../lib/ollama.service")}
 

@@ -1,6 +1,6 @@
 """No bytes crash the unit parser or the audit, and its time is linear in them.
 
-UNIT_FUZZ_EXAMPLES=200000 (an hour) instead of hypothesis' default makes a long run of it.
+EDGEGUARDD_FUZZ_EXAMPLES sets how many examples are tried; the default is small.
 """
 
 import json
@@ -18,7 +18,7 @@ from edgeguardd.isolate.settings import SETTINGS, Place
 from edgeguardd.isolate.unitfiles import SearchPath
 from tests.support.unittree import judged, loaded
 
-EXAMPLES = int(os.environ.get("UNIT_FUZZ_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("EDGEGUARDD_FUZZ_EXAMPLES", "40"))
 fuzzed = settings(max_examples=EXAMPLES, deadline=None)
 
 KEYS = st.sampled_from([row.key for row in SETTINGS])
@@ -155,6 +155,9 @@ def seconds(data: bytes, place: Path) -> float:
         b"MemoryMax=1G\n",
         b"# comment \\\n",
         b"ExecStart=/bin/a \\\n",
+        b"ExecStart=/bin/a\n",
+        b"ReadWritePaths=/a\n",
+        b"DisableControllers=cpu\n",
         b"'",
         b"\\",
         b"RestartSec=" + b"1s " * 2000 + b"\n",
