@@ -46,6 +46,7 @@ from edgeguardd.core.events import (
     CountersMoved,
     Event,
     KillsNearRemoval,
+    LastResortEnded,
     SubscriberJoined,
     SubscriberLeft,
     TargetAdded,
@@ -337,6 +338,8 @@ class Daemon:
                 self.metrics.killed_near_removal(event)
             case TargetAdded():
                 self.metrics.returned(event.target)
+            case LastResortEnded():
+                self.pages.resorted(event)
             case SubscriberJoined():
                 decisionlog.subscriber_joined(event)
                 if event.role is Role.INFERENCE and event.target is not None:

@@ -1,4 +1,4 @@
-"""What HTTP serves: /metrics, /healthz, /readyz and /status, the JSON that answers what a person asks first.
+"""What HTTP serves: /metrics, /healthz, /readyz, /status (JSON that answers what a person asks first), and the page.
 
 Must not: compute anything new. Upstream: engine, the shells' status. Downstream: daemon (serves it), edgeguardctl.
 """
@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 from msgspec import to_builtins
 
-from edgeguardd import __version__
+from edgeguardd import __version__, webpage
 from edgeguardd.core import limits
 from edgeguardd.core.config import SamplingConfig
 from edgeguardd.core.effects import CommandEnded
 from edgeguardd.core.engine import Engine
+from edgeguardd.core.events import LastResortEnded
 from edgeguardd.core.model import Level
 from edgeguardd.core.target import Target
 from edgeguardd.kernel.guarded import TargetStatus
@@ -60,11 +61,14 @@ class Pages:
         self._metrics = metrics
         self._machine = machine
         self._started_at = time.monotonic()
-        self._last_commands: deque[CommandEnded] = deque(maxlen=SHOWN_COMMANDS)
+        self._last_commands: deque[tuple[CommandEnded, float]] = deque(maxlen=SHOWN_COMMANDS)
+        self._last_resorts: dict[str, tuple[LastResortEnded, float]] = {}
 
     def routes(self) -> Mapping[str, Callable[[], Response]]:
         """Path -> handler, for HttpServer."""
+        page = webpage.response()
         return {
+            "/": lambda: page,
             "/metrics": lambda: Response(200, CONTENT_TYPE, self._metrics.render(time.monotonic())),
             "/healthz": self._healthz,
             "/readyz": self._readyz,
@@ -73,7 +77,13 @@ class Pages:
 
     def ended(self, end: CommandEnded) -> None:
         """Remember an outcome for /status."""
-        self._last_commands.append(end)
+        self._last_commands.append((end, time.monotonic()))
+
+    def resorted(self, end: LastResortEnded) -> None:
+        """Remember what became of a last resort, the latest of each target that there still is."""
+        self._last_resorts[end.target] = (end, time.monotonic())
+        for gone in self._last_resorts.keys() - self._engine.targets.keys():
+            del self._last_resorts[gone]
 
     def stale_s(self) -> float | None:
         """The age of the oldest sample of a present target when it is too old to be trusted, else None."""
@@ -97,14 +107,19 @@ class Pages:
             "uptime_s": round(now - self._started_at, 3),
             "config": {"path": self._config_path},
             "ready": self.ready,
+            "stale_s": self.stale_s(),
             "worst_level": self._engine.worst_level().word,
             "machine": self._machine_row(now),
             "targets": [
-                {**_target(target, watched.get(name), now), "watchers": watchers.get(name, 0)}
+                {
+                    **_target(target, watched.get(name), now),
+                    "watchers": watchers.get(name, 0),
+                    "last_resort": self._last_resort(target, now),
+                }
                 for name, target in self._engine.targets.items()
             ],
             "subscribers": [to_builtins(row) for row in self._subscribers.subscribers()],
-            "last_commands": _commands(self._last_commands),
+            "last_commands": _commands(self._last_commands, now),
             "kernel_log": _kernel_log(self.oom()),
         }
 
@@ -112,6 +127,21 @@ class Pages:
         gauge = self._engine.machine
         row: dict[str, Any] = to_builtins(self._machine.status(now))
         return {"level": gauge.level.word, "reason": gauge.reason, "wanted_bytes": gauge.wanted_bytes, **row}
+
+    def _last_resort(self, target: Target, now: float) -> dict[str, Any]:
+        end, at = self._last_resorts.get(target.name, (None, now))
+        return {
+            "configured": any(target.policy.last_resort.steps(level) for level in Level),
+            "running": target.resorting,
+            "last": None
+            if end is None
+            else {
+                "action": end.action.value,
+                "outcome": end.outcome,
+                "age_s": round(now - at, 3),
+                "message": end.message,
+            },
+        }
 
     def _healthz(self) -> Response:
         stale_s = self.stale_s()
@@ -178,7 +208,7 @@ def _kernel_log(stats: OomStats) -> dict[str, Any]:
     }
 
 
-def _commands(ended: Iterable[CommandEnded]) -> list[dict[str, Any]]:
+def _commands(ended: Iterable[tuple[CommandEnded, float]], now: float) -> list[dict[str, Any]]:
     return [
         {
             "seq": end.seq,
@@ -188,8 +218,11 @@ def _commands(ended: Iterable[CommandEnded]) -> list[dict[str, Any]]:
             "took_s": round(end.took_s, 4),
             "claimed_bytes": end.claimed_bytes,
             "freed_bytes": end.freed_bytes,
+            "subscriber": end.subscriber,
+            "age_s": round(now - at, 3),
+            "message": end.message,
         }
-        for end in ended
+        for end, at in ended
     ]
 
 

@@ -24,6 +24,8 @@ how much memory `/admit` holds ready for requests.
 
 | Path | Answers |
 |---|---|
+| `/` | 200, a page that shows `/status` live: memory against the marks, levels, subscribers, commands. It \
+loads nothing from elsewhere and works without a network |
 | `/metrics` | 200, Prometheus text format 0.0.4: [metrics](metrics.md) |
 | `/status` | 200, one JSON object: below |
 | `/healthz` | 200 `ok`; 503 with how old it is when the oldest sample of a target that is there is older than five \
@@ -88,6 +90,8 @@ SECTIONS: tuple[tuple[str, type[Struct]], ...] = (
     ("`targets.marks`", statusdoc.Marks),
     ("`targets.in_force`", InForce),
     ("`targets.counters`", Counters),
+    ("`targets.last_resort`", statusdoc.ResortRow),
+    ("`targets.last_resort.last`", statusdoc.ResortOutcome),
     ("`targets.outstanding`, each", statusdoc.Outstanding),
     ("`subscribers`, each", statusdoc.SubscriberRow),
     ("`kernel_log`", statusdoc.KernelLogRow),
@@ -102,6 +106,7 @@ MEANINGS = {
     "Status.uptime_s": "Since the start.",
     "Status.worst_level": "The worst level of all targets.",
     "Status.ready": "As `/readyz`.",
+    "Status.stale_s": "How old the oldest sample is, where `/healthz` fails for it; null: samples come as they should.",
     "Status.config": "Where the configuration came from.",
     "Status.machine": "The whole machine.",
     "Status.targets": "All that is guarded, what is not there at the moment included.",
@@ -175,6 +180,7 @@ MEANINGS = {
     "TargetRow.counters": "memory.events of its own cgroup.",
     "TargetRow.sample_age_s": "How old its sample is.",
     "TargetRow.degraded": "Why its files cannot be used, in whole or in part.",
+    "TargetRow.last_resort": "What the daemon does itself when nobody answers or nothing helps.",
     "TargetRow.outstanding": "Commands that have not ended.",
     "Marks.elevated_bytes": "Needed bytes from which it is elevated.",
     "Marks.high_bytes": "From which it is high.",
@@ -190,6 +196,13 @@ MEANINGS = {
     "Counters.oom_group_kill": "Kills of the whole group (5.17).",
     "Counters.sock_throttled": "Sockets throttled (6.19).",
     "TargetRow.watchers": "Programs that are told of its pressure and answer nothing (`[[pressure_watch]]`).",
+    "ResortRow.configured": "Whether any step is configured (`[target.last_resort]`).",
+    "ResortRow.running": "Whether one is being carried out now.",
+    "ResortRow.last": "The one that ended last.",
+    "ResortOutcome.action": "What was done.",
+    "ResortOutcome.outcome": "What came of it; `freeze` ends `done` and again, later, `thawed`.",
+    "ResortOutcome.age_s": "Since it ended.",
+    "ResortOutcome.message": "The figures, or why it failed.",
     "Outstanding.seq": "Its number.",
     "Outstanding.action": "What is asked.",
     "Outstanding.subscriber": "Of whom.",
@@ -212,6 +225,9 @@ MEANINGS = {
     "EndedCommand.took_s": "From sending to the end.",
     "EndedCommand.claimed_bytes": "What the subscriber says it gave back.",
     "EndedCommand.freed_bytes": "What left needed bytes, as measured.",
+    "EndedCommand.subscriber": "Who was asked.",
+    "EndedCommand.age_s": "Since it ended.",
+    "EndedCommand.message": "What the subscriber said to it.",
 }
 
 

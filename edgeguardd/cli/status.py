@@ -1,15 +1,13 @@
 """edgeguardctl status: targets, subscribers and the last commands, once.
 
-Must not: judge the figures. Upstream: daemonlink, statusdoc. Downstream: edgeguardctl.
+Must not: judge the figures. Upstream: daemonlink, statusdoc, remarks. Downstream: edgeguardctl.
 """
 
 import argparse
 import json
 
-from edgeguardd.cli import common, daemonlink, words
-from edgeguardd.cli.statusdoc import MachineRow, Status, TargetRow
-
-MAX_REASON_CHARS = 400
+from edgeguardd.cli import common, daemonlink, remarks, words
+from edgeguardd.cli.statusdoc import Status
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -46,9 +44,10 @@ def page(status: Status) -> list[str]:
     )
     return [
         head,
-        *_machine(status.machine),
+        *remarks.daemon(status),
+        *remarks.machine(status.machine),
         "",
-        *_targets(status.targets),
+        *_targets(status),
         "",
         *_subscribers(status),
         "",
@@ -56,24 +55,8 @@ def page(status: Status) -> list[str]:
     ]
 
 
-def _machine(machine: MachineRow) -> list[str]:
-    """The machine's memory, and why its level is what it is; nothing where it is not read."""
-    if machine.sample is None:
-        return [] if machine.degraded is None else [f"machine: cannot be read: {words.name(machine.degraded, 200)}"]
-    line = (
-        f"machine {words.name(machine.level)}: {words.size(machine.sample.available_bytes)} of "
-        f"{words.size(machine.sample.total_bytes)} available"
-    )
-    line += "".join(
-        f", {words.name(device.name)} {words.size(device.used_bytes)} of {words.size(device.total_bytes)} in use"
-        for device in machine.devices
-    )
-    if machine.level != "normal" and machine.reason:
-        line += f", because {words.name(machine.reason, MAX_REASON_CHARS)}"
-    return [line]
-
-
-def _targets(targets: list[TargetRow]) -> list[str]:
+def _targets(status: Status) -> list[str]:
+    targets = status.targets
     if not targets:
         return ["No targets: none is configured, and no subscriber has asked for its own cgroup."]
     header = ("TARGET", "LEVEL", "NEEDED", "LIMIT", "USED", "HEADROOM", "GROWTH", "SAMPLED")
@@ -86,30 +69,15 @@ def _targets(targets: list[TargetRow]) -> list[str]:
             words.share(target.used_ratio),
             words.size(target.headroom_bytes),
             words.rate(target.growth_bytes_per_s),
-            "-" if target.sample_age_s is None else f"{words.span(target.sample_age_s)} ago",
+            words.ago(target.sample_age_s),
         ]
         for target in targets
     ]
     first, *lines = words.table(header, rows)
     found = [first]
     for line, target in zip(lines, targets, strict=True):
-        found += [line, *(f"  {remark}" for remark in _remarks(target))]
+        found += [line, *(f"  {remark}" for remark in remarks.target(target, status))]
     return found
-
-
-def _remarks(target: TargetRow) -> list[str]:
-    """Lines below a target that is not simply at rest."""
-    remarks = [remark] if (remark := words.state(target, MAX_REASON_CHARS)) else []
-    if target.level != "normal" and target.reason is not None:
-        remarks.append(f"because {words.name(target.reason, MAX_REASON_CHARS)}")
-    kills = target.counters.oom_kill if target.counters else None
-    if kills:
-        remarks.append(f"{kills} processes killed by the kernel so far")
-    return remarks + [
-        f"waiting {words.span(command.age_s)} for #{command.seq} {words.name(command.action)} "
-        f"({words.name(command.status)} by subscriber {command.subscriber})"
-        for command in target.outstanding
-    ]
 
 
 def _subscribers(status: Status) -> list[str]:

@@ -26,6 +26,23 @@ class Outstanding(Struct, frozen=True):
     age_s: float
 
 
+class ResortOutcome(Struct, frozen=True):
+    """What became of one last resort."""
+
+    action: str
+    outcome: str
+    age_s: float
+    message: str | None = None
+
+
+class ResortRow(Struct, frozen=True):
+    """Where the last resort of a target stands."""
+
+    configured: bool = False
+    running: bool = False
+    last: ResortOutcome | None = None
+
+
 class TargetRow(Struct, frozen=True):
     """One target."""
 
@@ -56,6 +73,7 @@ class TargetRow(Struct, frozen=True):
     sample_age_s: float | None = None
     degraded: str | None = None
     watchers: int = 0
+    last_resort: ResortRow = ResortRow()
     outstanding: list[Outstanding] = field(default_factory=list)
 
 
@@ -110,6 +128,9 @@ class EndedCommand(Struct, frozen=True):
     took_s: float
     claimed_bytes: int | None = None
     freed_bytes: int | None = None
+    subscriber: int | None = None
+    age_s: float | None = None
+    message: str | None = None
 
 
 class LoadedConfig(Struct, frozen=True):
@@ -150,6 +171,7 @@ class Status(Struct, frozen=True):
     uptime_s: float
     worst_level: str
     ready: bool
+    stale_s: float | None = None
     config: LoadedConfig = LoadedConfig()
     machine: MachineRow = MachineRow()
     targets: list[TargetRow] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """How `edgeguardctl watch` shows what it saw: drawn in place in a terminal, or one line a fact.
 
-Must not: fetch. The only module that imports rich. Upstream: statusdoc, words. Downstream: watch.
+Must not: fetch. The only module that imports rich. Upstream: statusdoc, words, remarks. Downstream: watch.
 Names come from peers: they are escaped, and never read as markup.
 """
 
@@ -13,7 +13,7 @@ from rich.live import Live as RichLive
 from rich.table import Table
 from rich.text import Text
 
-from edgeguardd.cli import words
+from edgeguardd.cli import remarks, words
 from edgeguardd.cli.statusdoc import Status, TargetRow
 from edgeguardd.core.wire import LevelLine
 
@@ -22,6 +22,7 @@ STYLES = {"normal": "green", "elevated": "yellow", "high": "dark_orange", "criti
 BAR_CHARS = 32
 LEAST_BAR_CHARS = 8
 _GAP_CHARS = 2  # between two columns of a rich table without a box
+SUPPORTS_FROM_CHARS = 120
 SHOWN_COMMANDS = 8
 SHOWN_LEVELS = 4
 
@@ -53,17 +54,18 @@ class Live:
             self._last = seen
         if self._last is not None:
             parts.append(_head(self._last))
-            parts += [_targets(self._last, self._live.console.width), *_states(self._last)]
-            parts += [_subscribers(self._last), _commands(self._last)]
+            parts += [_targets(self._last, self._live.console.width), *_remarks(self._last)]
+            parts += [_subscribers(self._last, self._live.console.width), _commands(self._last)]
         parts += [Text(_level(level), style=STYLES.get(level.level, "")) for level in self._levels]
         self._live.update(Group(*parts), refresh=True)
 
 
 class Lines:
-    """One line a target and look, one a level change, one a command that ended."""
+    """A line for the machine and each target at each look; one a level change, an ended command, a new peer."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, str, int]] | None = None
+        self._peers: set[str] = set()
 
     def __enter__(self) -> "Lines":
         return self
@@ -80,7 +82,8 @@ class Lines:
         if isinstance(seen, str):
             lines.append(words.name(seen, 200))
         else:
-            lines += [*self._ended(seen), *(_target_line(target) for target in seen.targets)]
+            lines += [*remarks.daemon(seen), *self._come_and_gone(seen), *self._ended(seen)]
+            lines += [*remarks.machine(seen.machine), *(_target_line(target, seen) for target in seen.targets)]
             if not seen.targets:
                 lines.append("no targets")
         for line in lines:
@@ -94,9 +97,22 @@ class Lines:
         return [
             f"command {command.seq} {words.name(command.action)} of {words.name(command.target)}: "
             f"{words.name(command.outcome)} after {words.span(command.took_s)}, "
-            f"claimed {words.size(command.claimed_bytes)}, freed {words.size(command.freed_bytes)}"
+            f"claimed {words.size(command.claimed_bytes)}, freed {words.size(command.freed_bytes)}, "
+            f"asked of subscriber {'-' if command.subscriber is None else command.subscriber}"
+            f"{'' if command.message is None else ': ' + words.name(command.message, 200)}"
             for command in fresh
         ]
+
+    def _come_and_gone(self, status: Status) -> list[str]:
+        """The subscribers that are new since the last look, and those that have left."""
+        peers = {
+            f"subscriber {row.subscriber} {words.name(row.name)} ({words.name(row.role)} of "
+            f"{'all' if row.target is None else words.name(row.target)})"
+            for row in status.subscribers
+        }
+        came, went = peers - self._peers, self._peers - peers
+        self._peers = peers
+        return [f"{peer} is connected" for peer in sorted(came)] + [f"{peer} has left" for peer in sorted(went)]
 
 
 def bar(target: TargetRow, width: int = BAR_CHARS) -> str:
@@ -112,17 +128,16 @@ def bar(target: TargetRow, width: int = BAR_CHARS) -> str:
 
 
 def _head(status: Status) -> Text:
-    sample = status.machine.sample
-    available = "" if sample is None else f"  {words.size(sample.available_bytes)} available"
-    return Text(
+    head = (
         f"edgeguardd {words.name(status.version)}  up {words.span(status.uptime_s)}  worst level "
-        f"{words.name(status.worst_level)}{available}{'' if status.ready else '  not ready'}"
+        f"{words.name(status.worst_level)}{'' if status.ready else '  not ready'}"
     )
+    return Text("\n".join([head, *remarks.daemon(status), *remarks.machine(status.machine)]))
 
 
 def _targets(status: Status, width: int) -> Table:
     """The figures; `width` is the terminal's."""
-    headers = ("target", "level", "needed", "limit", "growth")
+    headers = ("target", "level", "needed", "limit", "growth", "sampled")
     rows = [
         (
             words.name(target.name),
@@ -130,12 +145,13 @@ def _targets(status: Status, width: int) -> Table:
             words.size(target.needed_bytes),
             words.limit(target),
             words.rate(target.growth_bytes_per_s),
+            words.ago(target.sample_age_s),
         )
         for target in status.targets
     ]
     taken = sum(max(map(len, column)) + _GAP_CHARS for column in zip(headers, *rows, strict=True))
     chars = max(LEAST_BAR_CHARS, min(BAR_CHARS, width - taken))
-    table = _table("target", "level", "memory", "needed", "limit", "growth")
+    table = _table("target", "level", "memory", "needed", "limit", "growth", "sampled")
     for target, (name, level, *figures) in zip(status.targets, rows, strict=True):
         style = STYLES.get(target.level, "")
         cells = (Text(name), Text(level, style=style), Text(bar(target, chars), style=style), *map(Text, figures))
@@ -143,20 +159,20 @@ def _targets(status: Status, width: int) -> Table:
     return table
 
 
-def _states(status: Status) -> list[Text]:
+def _remarks(status: Status) -> list[Text]:
     """A line for each target that is not simply at rest: beside the figures there is no room for it."""
-    lines = []
-    for target in status.targets:
-        asked = " ".join(f"#{command.seq} {words.name(command.action)}" for command in target.outstanding)
-        state = ", ".join(part for part in (words.state(target), asked and f"asked {asked}") if part)
-        if state:
-            style = STYLES.get(target.level, "")
-            lines.append(Text(f"{words.name(target.name)}: {state}", style=style, no_wrap=True, overflow="ellipsis"))
-    return lines
+    return [
+        Text(f"{words.name(target.name)}: {'; '.join(said)}", style=STYLES.get(target.level, ""))
+        for target in status.targets
+        if (said := remarks.target(target, status))
+    ]
 
 
-def _subscribers(status: Status) -> Table:
-    table = _table("subscriber", "name", "role", "target", "pid", "connected", "unsent")
+def _subscribers(status: Status, width: int) -> Table:
+    headers = ("subscriber", "name", "role", "target", "pid", "connected", "silent", "unsent", "supports")
+    # In a narrow terminal the last column would be a tower of syllables; `status` has it.
+    headers = headers if width >= SUPPORTS_FROM_CHARS else headers[:-1]
+    table = _table(*headers)
     for row in status.subscribers:
         cells = (
             str(row.subscriber),
@@ -165,9 +181,11 @@ def _subscribers(status: Status) -> Table:
             "all" if row.target is None else words.name(row.target),
             "-" if row.pid is None else str(row.pid),
             words.span(row.connected_s),
+            words.span(row.silent_s),
             str(row.outbox_lines),
+            words.name(" ".join(row.supports), 100) or "-",
         )
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*(Text(cell) for cell in cells[: len(headers)]))
     return table
 
 
@@ -181,7 +199,9 @@ def _commands(status: Status) -> Table:
 def _table(*headers: str) -> Table:
     table = Table(box=None, pad_edge=False, expand=False, header_style="bold")
     for header in headers:
-        table.add_column(header, no_wrap=True, overflow="ellipsis")
+        # The last column holds what is long: it goes on in a second line before another one loses a letter.
+        last = header == headers[-1]
+        table.add_column(header, no_wrap=not last, overflow="fold" if last else "ellipsis")
     return table
 
 
@@ -190,9 +210,9 @@ def _level(line: LevelLine) -> str:
     return f"level of {words.name(line.target)}: {steps}: {words.name(line.reason, 200)}"
 
 
-def _target_line(target: TargetRow) -> str:
-    state = words.state(target)
-    return (
+def _target_line(target: TargetRow, status: Status) -> str:
+    figures = (
         f"{words.name(target.name)} {words.name(target.level)}: needed {words.size(target.needed_bytes)}, limit "
-        f"{words.limit(target)}, used {words.share(target.used_ratio)}{', ' + state if state else ''}"
+        f"{words.limit(target)}, used {words.share(target.used_ratio)}, sampled {words.ago(target.sample_age_s)}"
     )
+    return "; ".join([figures, *remarks.target(target, status)])

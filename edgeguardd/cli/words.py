@@ -48,6 +48,11 @@ def span(seconds: float | None) -> str:
     return f"{seconds / 86_400:.0f}d"
 
 
+def ago(seconds: float | None) -> str:
+    """How long since something happened."""
+    return "-" if seconds is None else f"{span(seconds)} ago"
+
+
 def share(ratio: float | None) -> str:
     """A ratio as percent."""
     return "-" if ratio is None else f"{ratio * 100:.0f}%"
@@ -80,7 +85,7 @@ def state(target: TargetRow, max_chars: int = MAX_CELL_CHARS) -> str:
 
 
 def outcome(command: EndedCommand) -> list[str]:
-    """A command that has ended as cells: number, target, action, outcome, time, bytes claimed, bytes freed."""
+    """A command that has ended as cells, as OUTCOME_HEADER names them."""
     return [
         str(command.seq),
         name(command.target),
@@ -89,10 +94,13 @@ def outcome(command: EndedCommand) -> list[str]:
         span(command.took_s),
         size(command.claimed_bytes),
         size(command.freed_bytes),
+        span(command.age_s),
+        "-" if command.subscriber is None else str(command.subscriber),
+        "" if command.message is None else name(command.message),
     ]
 
 
-OUTCOME_HEADER = ("SEQ", "TARGET", "ACTION", "OUTCOME", "TOOK", "CLAIMED", "FREED")
+OUTCOME_HEADER = ("SEQ", "TARGET", "ACTION", "OUTCOME", "TOOK", "CLAIMED", "FREED", "AGO", "BY", "SAID")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -53,6 +53,12 @@ STATUS: dict[str, Any] = {
             "rung": "high",
             "in_force": {"max_batch_ratio": 0.5, "accept_requests": True, "model_loaded": True},
             "counters": {"low": 0, "high": 3, "max": 0, "oom": 0, "oom_kill": 2, "oom_group_kill": None},
+            "relief": "lifted",
+            "last_resort": {
+                "configured": True,
+                "running": False,
+                "last": {"action": "freeze", "outcome": "thawed", "age_s": 9.0, "message": "2 processes"},
+            },
             "sample_age_s": 0.05,
             "degraded": None,
             "outstanding": [{"seq": 7, "action": "trim_kv_cache", "subscriber": 1, "status": "accepted", "age_s": 0.2}],
@@ -81,6 +87,9 @@ STATUS: dict[str, Any] = {
             "took_s": 0.05,
             "claimed_bytes": 2**20,
             "freed_bytes": 2**19,
+            "subscriber": 1,
+            "age_s": 12.0,
+            "message": "dropped 3 slots",
         }
     ],
 }

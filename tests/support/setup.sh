@@ -28,10 +28,14 @@ python() {
 
 linux_uml() { have linux.uml || [ -x /usr/bin/linux.uml ] || [ -n "${LINUX_UML:-}" ]; }
 
+# What shows the page in tests; the names that tests/support/browser.py knows.
+browser() { have chromium || have chromium-browser || have chromium-headless-shell || have google-chrome; }
+
 missing_packages() {
     # Its own loading of unit files is compared with the audit's.
     [ -x /usr/lib/systemd/systemd ] || [ -x /lib/systemd/systemd ] || echo systemd
     [ -n "$(python)" ] || echo python3 python3-venv
+    browser || echo chromium fonts-dejavu-core
     if [ "$(uname -m)" = x86_64 ]; then
         linux_uml || echo user-mode-linux
     fi

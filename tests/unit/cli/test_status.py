@@ -36,14 +36,24 @@ def test_a_target_under_pressure_is_told_with_its_figures_and_why() -> None:
         "50ms",
         "ago",
     ]
-    assert lines[5:9] == [
+    assert lines[5:11] == [
         "  batch at most 50%",
         "  because needed 850.0 MiB is 83% of the range",
         "  2 processes killed by the kernel so far",
         "  waiting 200ms for #7 trim_kv_cache (accepted by subscriber 1)",
+        "  memory.high is lifted for a trim",
+        "  last resort freeze thawed 9.0s ago: 2 processes",
     ]
-    assert lines[11].split() == ["1", "server", "inference", "llm", "42", "0", "12s", "0", "trim_kv_cache"]
-    assert lines[14].split() == ["6", "llm", "trim_kv_cache", "done", "50ms", "1.0M", "512.0K"]
+    assert lines[13].split() == ["1", "server", "inference", "llm", "42", "0", "12s", "0", "trim_kv_cache"]
+    ended = "6 llm trim_kv_cache done 50ms 1.0M 512.0K 12s 1 dropped 3 slots"
+    assert lines[16].split() == ended.split()
+
+
+def test_a_daemon_that_sees_nothing_any_more_says_so() -> None:
+    """Its figures are not to be trusted, and neither is a target that nobody serves left without a word."""
+    text = paged(stale_s=30.0, subscribers=[])
+    assert text.splitlines()[1] == "the last sample is 30s old: the daemon sees nothing any more"
+    assert "  nobody subscribed: nobody can be asked" in text
 
 
 def test_a_machine_under_pressure_is_told_with_why() -> None:

@@ -1,0 +1,82 @@
+"""What has to be said of a daemon, a machine and a target beside the figures: one sentence each, none when all is well.
+
+Must not: draw or print. Upstream: statusdoc, words. Downstream: status, watchviews (the page at `/` says the same).
+"""
+
+from collections.abc import Iterator
+
+from edgeguardd.cli import words
+from edgeguardd.cli.statusdoc import MachineRow, ResortRow, Status, TargetRow
+
+MAX_REASON_CHARS = 400
+
+# The phases of relief (core.relief) in which memory.high is not simply as it was set.
+RELIEF = {
+    "asked": "memory.high is being lifted for a trim",
+    "lifted": "memory.high is lifted for a trim",
+    "returning": "memory.high is being put back",
+    "unavailable": "memory.high cannot be lifted for trims, see the log",
+}
+
+
+def daemon(status: Status) -> list[str]:
+    """Why the figures may not be trusted."""
+    found = []
+    if status.stale_s is not None:
+        found.append(f"the last sample is {words.span(status.stale_s)} old: the daemon sees nothing any more")
+    return found
+
+
+def machine(row: MachineRow) -> list[str]:
+    """The machine's memory, and why its level is what it is; nothing where it is not read."""
+    if row.sample is None:
+        return [] if row.degraded is None else [f"machine: cannot be read: {words.name(row.degraded, 200)}"]
+    line = (
+        f"machine {words.name(row.level)}: {words.size(row.sample.available_bytes)} of "
+        f"{words.size(row.sample.total_bytes)} available"
+    )
+    line += "".join(
+        f", {words.name(device.name)} {words.size(device.used_bytes)} of {words.size(device.total_bytes)} in use"
+        for device in row.devices
+    )
+    if row.level != "normal" and row.reason:
+        line += f", because {words.name(row.reason, MAX_REASON_CHARS)}"
+    return [line]
+
+
+def target(row: TargetRow, status: Status) -> list[str]:
+    """Lines below a target that is not simply at rest."""
+    return [*_standing(row, status), *_happening(row)]
+
+
+def _standing(row: TargetRow, status: Status) -> Iterator[str]:
+    if state := words.state(row, MAX_REASON_CHARS):
+        yield state
+    if row.level != "normal" and row.reason is not None:
+        yield f"because {words.name(row.reason, MAX_REASON_CHARS)}"
+    if not any(peer.role == "inference" and peer.target == row.name for peer in status.subscribers):
+        yield "nobody subscribed: nobody can be asked"
+    if kills := row.counters.oom_kill if row.counters else None:
+        yield f"{kills} process{'' if kills == 1 else 'es'} killed by the kernel so far"
+
+
+def _happening(row: TargetRow) -> Iterator[str]:
+    for command in row.outstanding:
+        yield (
+            f"waiting {words.span(command.age_s)} for #{command.seq} {words.name(command.action)} "
+            f"({words.name(command.status)} by subscriber {command.subscriber})"
+        )
+    if row.relief in RELIEF:
+        yield RELIEF[row.relief]
+    yield from _last_resort(row.last_resort)
+
+
+def _last_resort(row: ResortRow) -> Iterator[str]:
+    if row.running:
+        yield "the last resort is being carried out"
+    if row.last is not None:
+        said = "" if row.last.message is None else f": {words.name(row.last.message, MAX_REASON_CHARS)}"
+        yield (
+            f"last resort {words.name(row.last.action)} {words.name(row.last.outcome)} "
+            f"{words.span(row.last.age_s)} ago{said}"
+        )
