@@ -1,6 +1,6 @@
 """The ways from edgeguardctl to a running daemon: /status over HTTP, and the subscriber socket.
 
-Must not: print, or decide what an answer means. Upstream: core.wire, core.config. Downstream: status, watch, subscribe.
+Must not: print, or decide what an answer means. Upstream: core.wire, core.config. Downstream: status, watch, doctor …
 Blocking, with time limits: a command line has nothing else to do.
 """
 
@@ -45,10 +45,20 @@ def options(*, http: bool = False, socket: bool = False) -> argparse.ArgumentPar
     return parent
 
 
+def config(args: argparse.Namespace) -> Config:
+    """The daemon's configuration, as far as it can be read here: without --config, the defaults will have to do."""
+    try:
+        return common.read_config(args.config)
+    except ConfigError:
+        if args.config is not None:
+            raise
+        return Config()
+
+
 def socket_path(args: argparse.Namespace) -> str:
     """The subscriber socket's path: the option, else as configured."""
     path: str | None = args.socket
-    return _config(args).socket.path if path is None else path
+    return config(args).socket.path if path is None else path
 
 
 def http_address(args: argparse.Namespace) -> tuple[str, int]:
@@ -56,29 +66,38 @@ def http_address(args: argparse.Namespace) -> tuple[str, int]:
     given: tuple[str, int] | None = args.http
     if given is not None:
         return given
-    config = _config(args).http
-    if not config.enabled:
+    http_config = config(args).http
+    if not http_config.enabled:
         raise EdgeguardError("cannot ask the daemon: [http] enabled is false; turn it on, or give --http ADDRESS:PORT")
-    return _WILDCARDS.get(config.address, config.address), config.port
+    return _WILDCARDS.get(http_config.address, http_config.address), http_config.port
+
+
+def host(address: str) -> str:
+    """An address as URLs have it."""
+    return f"[{address}]" if ":" in address else address
 
 
 def fetch(address: str, port: int) -> bytes:
     """The JSON of GET /status. Raises EdgeguardError."""
-    host = f"[{address}]" if ":" in address else address
-    connection = http.client.HTTPConnection(address, port, timeout=ANSWER_S)
-    try:
-        connection.request("GET", "/status")
-        response = connection.getresponse()
-        body = response.read(MAX_STATUS_BYTES)
-    except (OSError, http.client.HTTPException) as error:
-        raise _unreachable(f"http://{host}:{port}/status", error, "--http ADDRESS:PORT") from None
-    finally:
-        connection.close()
-    if response.status != http.client.OK:
+    status, body = get(address, port, "/status")
+    if status != http.client.OK:
         raise EdgeguardError(
-            f"cannot read http://{host}:{port}/status: the answer is {response.status}; is that edgeguardd's port?"
+            f"cannot read http://{host(address)}:{port}/status: the answer is {status}; is that edgeguardd's port?"
         )
     return body
+
+
+def get(address: str, port: int, path: str) -> tuple[int, bytes]:
+    """Status code and body of one page, whatever the code. Raises EdgeguardError."""
+    connection = http.client.HTTPConnection(address, port, timeout=ANSWER_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read(MAX_STATUS_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise _unreachable(f"http://{host(address)}:{port}{path}", error, "--http ADDRESS:PORT") from None
+    finally:
+        connection.close()
 
 
 def decoded(body: bytes) -> Status:
@@ -169,16 +188,6 @@ class Link:
         if isinstance(message, wire.Ping):
             self.send(wire.Pong(id=message.id))
         return isinstance(message, wire.Ping | wire.Pong)
-
-
-def _config(args: argparse.Namespace) -> Config:
-    """The daemon's configuration, as far as it can be read here: without --config, the defaults will have to do."""
-    try:
-        return common.read_config(args.config)
-    except ConfigError:
-        if args.config is not None:
-            raise
-        return Config()
 
 
 def _unreachable(where: str, error: Exception, option: str) -> EdgeguardError:

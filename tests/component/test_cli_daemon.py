@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from edgeguardd import __version__
 from edgeguardd.cli import statusdoc
 from edgeguardd.core.model import Counters, InForce, MachineSample
 from tests.support.faketree import MIB, FakeTree
@@ -54,6 +55,7 @@ def test_status_knows_every_field_that_the_daemon_tells(daemon: Daemon) -> None:
         assert differing_fields(told["marks"], statusdoc.Marks) == set()
         assert differing_fields(told["in_force"], InForce) == set()
         assert differing_fields(told["counters"], Counters) == set()
+        assert differing_fields(told["last_resort"], statusdoc.ResortRow) == set()
         assert differing_fields(told["outstanding"][0], statusdoc.Outstanding) == set()
         assert differing_fields(daemon.status()["machine"], statusdoc.MachineRow) == set()
         assert differing_fields(daemon.status()["machine"]["sample"], MachineSample) == set()
@@ -61,6 +63,22 @@ def test_status_knows_every_field_that_the_daemon_tells(daemon: Daemon) -> None:
         assert differing_fields(daemon.status()["subscribers"][0], statusdoc.SubscriberRow) == set()
     eventually(lambda: daemon.status()["last_commands"])
     assert differing_fields(daemon.status()["last_commands"][0], statusdoc.EndedCommand) == set()
+    assert "<script>" in daemon.get("/")
+
+
+def test_what_became_of_a_last_resort_is_told(tmp_path: Path) -> None:
+    """A tree of plain files cannot reclaim: that it was tried, and why it failed, stands in /status and in `status`."""
+    (tmp_path / "cgroup").mkdir()
+    tree = FakeTree(tmp_path / "cgroup")
+    tree.cgroup("/llm", max_bytes=100 * MIB).usage(95 * MIB)
+    config = CONFIG + '[target.last_resort]\ncritical = ["reclaim"]\n'
+    with Daemon(str(tmp_path), config, cgroup_root=tree.path) as daemon:
+        eventually(lambda: daemon.status()["targets"][0]["last_resort"]["last"])
+        told = daemon.status()["targets"][0]["last_resort"]
+        assert (told["configured"], told["running"]) == (True, False)
+        assert differing_fields(told["last"], statusdoc.ResortOutcome) == set()
+        assert (told["last"]["action"], told["last"]["outcome"]) == ("reclaim", "failed")
+        assert "last resort reclaim failed" in ctl("status", "--http", daemon.http.removeprefix("http://"))
 
 
 def test_what_is_subscribed_asked_and_acked_is_shown(daemon: Daemon) -> None:
@@ -74,7 +92,35 @@ def test_what_is_subscribed_asked_and_acked_is_shown(daemon: Daemon) -> None:
     assert "90.0M" in page
     assert "reduce_batch" in page
     looks = ctl("watch", "--http", http, "--socket", daemon.socket_path, "--count", "2", "--interval", "0.1")
-    assert looks.count("llm high: needed 90.0M, limit 100.0M memory.max, used 90%") == 2
+    assert looks.count("llm high: needed 90.0M, limit 100.0M memory.max, used 90%, sampled ") == 2
+
+
+def test_doctor_asks_the_daemon(daemon: Daemon) -> None:
+    """Its health, readiness and socket; and with the daemon gone, what to do about that."""
+    options = ["--config", daemon.config_path, "--http", daemon.http.removeprefix("http://"), "--json"]
+
+    def daemons() -> dict[str, tuple[str, str]]:
+        done = subprocess.run([*CTL, "doctor", *options], capture_output=True, text=True, timeout=60, check=False)
+        assert done.stderr == ""
+        return {row["check"]: (row["verdict"], row["says"]) for row in json.loads(done.stdout)["findings"]}
+
+    found = daemons()
+    assert found["daemon health"] == ("OK", f"edgeguardd {__version__} on {daemon.http}/: healthy and ready")
+    assert found["daemon socket"] == ("OK", f"{daemon.socket_path} takes subscribers")
+    assert found["may write the state directory"] == ("OK", daemon.state_directory)
+    daemon.stop()
+    found = daemons()
+    assert found["daemon health"] == ("WARN", f"no answer from {daemon.http}/: connection refused")
+    assert found["daemon socket"] == ("WARN", f"{daemon.socket_path}: no such file or directory")
+
+
+def test_doctor_refuses_a_root_that_is_none() -> None:
+    """One sentence, and no verdict on nothing."""
+    done = subprocess.run([*CTL, "doctor", "--root", "/nonexistent"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "edgeguardctl: cannot examine /nonexistent: it is no directory; name one with proc, sys and etc in it\n"
+    )
 
 
 def test_a_bad_reload_tells_every_fault_and_changes_nothing(daemon: Daemon) -> None:

@@ -1,6 +1,7 @@
 """What the documents promise is run: each command that a reader is told to type, and the ten lines of a server."""
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -118,6 +119,27 @@ def test_each_look_of_the_readme_works(daemon: Daemon, command: str) -> None:
         _, errors = process.communicate(timeout=60)
     assert first, errors
     assert b"Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    "command", [line for line in shell_lines("docs/how-to/check-a-machine.md") if line.startswith("edgeguardctl")]
+)
+def test_each_command_for_checking_a_machine_works(place: str, command: str) -> None:
+    """Whatever this machine is: a verdict, a status that fits it, and no traceback."""
+    words = shlex.split(command.replace(" DIR", f" {place}"))[1:]
+    done = subprocess.run(
+        [sys.executable, "-m", "edgeguardd.cli.edgeguardctl", *words],
+        cwd=REPOSITORY, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+    if "--json" in words:
+        verdicts = [row["verdict"] for row in json.loads(done.stdout)["findings"]]
+        assert json.loads(done.stdout)["counts"] == {word: verdicts.count(word) for word in ("OK", "WARN", "FAIL")}
+    else:
+        verdicts = re.findall(r"^(OK|WARN|FAIL)\b", done.stdout, re.MULTILINE)
+    bad = {"FAIL", "WARN"} if "--strict" in words else {"FAIL"}
+    assert verdicts
+    assert done.returncode == (not bad.isdisjoint(verdicts))
 
 
 def test_every_command_of_the_readme_is_run_somewhere() -> None:
