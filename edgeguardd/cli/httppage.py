@@ -34,6 +34,9 @@ slow intervals (`[sampling] slow`): a daemon that looks no more guards nobody |
 | `/admit` | whether a request may go to a server: below |
 | anything else | 404 with the paths that there are |
 
+The page asks `/status` once a second, less often while there is no answer, and not at all while nobody looks. To see
+it from elsewhere, have the port brought to you (`ssh -L 9464:127.0.0.1:9464 BOX`) rather than opened to the network.
+
 A request that cannot be read is answered with 400, another method with 405, one too long with 414 or 431, one beyond
 `max_connections` with 503 unless an idle one can make room; a peer that is slower than `timeout` is disconnected.
 

@@ -33,6 +33,7 @@ class Live:
     def __init__(self, console: Console | None = None) -> None:
         self._live = RichLive(console=console or Console(), auto_refresh=False)
         self._last: Status | None = None
+        self._seen_at = ""
         self._levels: list[LevelLine] = []
 
     def __enter__(self) -> "Live":
@@ -49,9 +50,10 @@ class Live:
         self._levels = [*self._levels, *levels][-SHOWN_LEVELS:]
         parts: list[RenderableType] = []
         if isinstance(seen, str):
-            parts.append(Text(words.name(seen, 200), style="bold red"))
+            since = "" if self._last is None else f"; all below is as it was at {self._seen_at}"
+            parts.append(Text(words.name(seen, 200) + since, style="bold red"))
         else:
-            self._last = seen
+            self._last, self._seen_at = seen, _clock()
         if self._last is not None:
             parts.append(_head(self._last))
             parts += [_targets(self._last, self._live.console.width), *_remarks(self._last)]
@@ -77,7 +79,6 @@ class Lines:
 
     def show(self, seen: Status | str, levels: Sequence[LevelLine]) -> None:
         """Print what was seen."""
-        now = datetime.now().astimezone().strftime("%H:%M:%S")
         lines = [_level(level) for level in levels]
         if isinstance(seen, str):
             lines.append(words.name(seen, 200))
@@ -87,7 +88,7 @@ class Lines:
             if not seen.targets:
                 lines.append("no targets")
         for line in lines:
-            print(f"{now} {line}", flush=True)
+            print(f"{_clock()} {line}", flush=True)
 
     def _ended(self, status: Status) -> list[str]:
         """The commands that have ended since the last look."""
@@ -125,6 +126,10 @@ def bar(target: TargetRow, width: int = BAR_CHARS) -> str:
     for mark in () if marks is None else (marks.elevated_bytes, marks.high_bytes, marks.critical_bytes):
         cells[min(width - 1, max(0, int(width * mark / limit)))] = "|"
     return "".join(cells)
+
+
+def _clock() -> str:
+    return datetime.now().astimezone().strftime("%H:%M:%S")
 
 
 def _head(status: Status) -> Text:

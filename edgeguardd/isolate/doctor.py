@@ -59,7 +59,7 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 
 def _kernel(facts: Facts) -> Iterator[Finding]:
-    found = re.match(r"(\d+)\.(\d+)", facts.release or "")
+    found = re.match(r"(\d{1,6})\.(\d{1,6})", facts.release or "")
     if found is None:
         yield Finding("kernel", Verdict.WARN, "its release is not known", "mount procfs on /proc")
         return
@@ -146,7 +146,10 @@ def _features(facts: Facts) -> Iterator[Finding]:
     missing = [(name, since, worse) for name, since, worse in FEATURES if name not in facts.sample_files]
     for name, since, worse in missing:
         yield Finding("kernel features", Verdict.WARN, f"{name} is missing: {worse}", f"use a kernel from {since} on")
-    if not missing:
+    if (facts.build_options or {"CONFIG_PROC_EVENTS": "y"}).get("CONFIG_PROC_EVENTS") != "y":
+        says = "CONFIG_PROC_EVENTS is missing: new processes are found by looking, not at once"
+        yield Finding("kernel features", Verdict.WARN, says, "use a kernel with CONFIG_PROC_EVENTS=y")
+    elif not missing:
         yield Finding("kernel features", Verdict.OK, ", ".join(name for name, _, _ in FEATURES))
     if facts.swaps and "memory.swap.max" not in facts.sample_files:
         says = "there is swap, and cgroups have no memory.swap.max: a guarded server swaps without a limit"

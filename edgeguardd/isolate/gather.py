@@ -5,9 +5,9 @@ Upstream: core.procfmt, core.kernelfmt, rivals. Downstream: cli.doctor.
 Files that are missing or cannot be read leave their fact unknown: a machine is examined as far as it can be.
 """
 
-import contextlib
 import errno
 import gzip
+import io
 import os
 import re
 import zlib
@@ -18,13 +18,13 @@ from edgeguardd.errors import FormatError
 from edgeguardd.isolate.facts import Attempt, DaemonFacts, Facts, Swap
 from edgeguardd.isolate.rivals import COMM_CHARS, RIVALS
 
-READ_BYTES = 1 << 20
+READ_BYTES = 4 << 20
 MAX_LISTED = 4096
 MAX_DEPTH = 3  # where a cgroup with memory files is looked for
 
 # The words of the kernel command line that decide about memory; others may be private.
 BOOT_OPTIONS = re.compile(r"(cgroup_|psi=|systemd\.(unified|legacy)|swapaccount=|cma=|mem=|zswap\.)")
-BUILD_OPTIONS = ("CONFIG_MEMCG", "CONFIG_PSI", "CONFIG_PSI_DEFAULT_DISABLED", "CONFIG_PROC_EVENTS", "CONFIG_ZRAM")
+BUILD_OPTIONS = ("CONFIG_MEMCG", "CONFIG_PSI", "CONFIG_PSI_DEFAULT_DISABLED", "CONFIG_PROC_EVENTS")
 SYSCTLS = ("vm/panic_on_oom", "vm/oom_kill_allocating_task", "vm/overcommit_memory", "vm/swappiness")
 BOOT_FILES = (
     "boot/firmware/cmdline.txt",
@@ -37,7 +37,7 @@ BOOT_FILES = (
     "etc/default/grub",
 )
 CONTAINER_MARKS = ("run/systemd/container", ".dockerenv", "run/.containerenv")
-SYSTEMD_LIBRARY = re.compile(r"libsystemd-shared-(\d+)[.\-]")
+SYSTEMD_LIBRARY = re.compile(r"libsystemd-shared-(\d{1,6})[.\-]")
 SYSTEMD_DIRECTORIES = ("usr/lib/systemd", "lib/systemd")
 NVMAP_CLIENTS = "sys/kernel/debug/nvmap/iovmm/clients"
 
@@ -58,11 +58,15 @@ class Tree:
             fd = os.open(self.full(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         except OSError:
             return None
-        with open(fd, "rb", buffering=0) as file, contextlib.suppress(OSError):
-            return (
-                b"".join(iter(lambda: file.read(READ_BYTES), b"")) if path.startswith("proc") else file.read(READ_BYTES)
-            )
-        return None
+        content = b""
+        try:
+            while len(content) < READ_BYTES and (piece := os.read(fd, READ_BYTES - len(content))):
+                content += piece
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+        return content
 
     def words(self, path: str) -> tuple[str, ...] | None:
         """The content as words."""
@@ -213,7 +217,7 @@ def _memory_on(tree: Tree) -> bool | None:
 def _build_options(tree: Tree, release: str | None) -> dict[str, str] | None:
     content = tree.read("proc/config.gz")
     try:
-        text = None if content is None else gzip.decompress(content)
+        text = None if content is None else gzip.GzipFile(fileobj=io.BytesIO(content)).read(READ_BYTES)
     except (OSError, EOFError, zlib.error):
         text = None
     if text is None and release is not None and "/" not in release:
@@ -248,12 +252,12 @@ def _swaps(tree: Tree) -> tuple[Swap, ...] | None:
     content = tree.text("proc/swaps")
     if content is None:
         return None
-    rows = [line.split() for line in content.splitlines()[1:]]
-    return tuple(
-        Swap(row[0], row[1], int(row[2]), int(row[3]))
-        for row in rows
-        if len(row) >= 5 and row[2].isdecimal() and row[3].isdecimal()
-    )
+    found = []
+    for row in (line.split() for line in content.splitlines()[1:]):
+        size_kb, used_kb = (_number(row, 2), _number(row, 3))
+        if size_kb is not None and used_kb is not None:
+            found.append(Swap(row[0], row[1], size_kb, used_kb))
+    return tuple(found)
 
 
 def _proc_options(tree: Tree) -> str:
@@ -305,14 +309,18 @@ def _running(tree: Tree) -> tuple[str, ...] | None:
 # Rights
 
 
+def _number(words: list[str], place: int) -> int | None:
+    """A word that is a whole number, and no other."""
+    return kernelfmt.u64(words[place].encode(errors="replace")) if place < len(words) else None
+
+
 def _status_line(tree: Tree, key: str) -> list[str]:
     lines = (tree.text("proc/self/status") or "").splitlines()
     return next((line.split()[1:] for line in lines if line.startswith(key + ":")), [])
 
 
 def _user(tree: Tree) -> int | None:
-    uids = _status_line(tree, "Uid")
-    return int(uids[1]) if len(uids) > 1 and uids[1].isdecimal() else None
+    return _number(_status_line(tree, "Uid"), 1)
 
 
 def _capabilities(tree: Tree) -> frozenset[int]:
@@ -324,8 +332,8 @@ def _capabilities(tree: Tree) -> frozenset[int]:
 def _open_files(tree: Tree) -> int | None:
     """The hard limit of open files, which the daemon raises its own to; None: not known, or none."""
     for line in (tree.text("proc/self/limits") or "").splitlines():
-        if line.startswith("Max open files") and line.split()[4].isdecimal():
-            return int(line.split()[4])
+        if line.startswith("Max open files"):
+            return _number(line.split(), 4)
     return None
 
 

@@ -99,7 +99,10 @@ MACHINES: dict[str, dict[str, str]] = {
         swaps="/var/swap file 524272 0 -2\n",
         proc__cmdline=PI_OFF.format(""),
         proc__cgroups=CGROUPS.replace("memory\t0\t70\t{}\n", ""),
-        **{"proc/config.gz": "not gzip", "boot/config-6.12.34+rpt-rpi-2712": "CONFIG_PSI=y\nCONFIG_MEMCG=y\n"},
+        **{
+            "proc/config.gz": "not gzip",
+            "boot/config-6.12.34+rpt-rpi-2712": "CONFIG_PSI=y\nCONFIG_MEMCG=y\nCONFIG_PROC_EVENTS=y\n",
+        },
     )
     | PI_5
     | PI_BOOT,

@@ -109,6 +109,7 @@ def test_the_live_view_of_a_target_at_rest_has_no_line_for_its_state() -> None:
 def test_the_live_view_keeps_the_last_state_while_the_daemon_is_away() -> None:
     """A restart of the daemon does not end the watch."""
     text = drawn(status(), "cannot reach edgeguardd: refused").rsplit("cannot reach", 1)[1]
+    assert text.startswith(" edgeguardd: refused; all below is as it was at ")
     assert "850.0M" in text
 
 

@@ -114,6 +114,27 @@ def test_only_what_decides_about_memory_is_kept_of_the_command_line(tmp_path: Pa
     assert facts.boot_options == ("cgroup_disable=memory",)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("proc/self/limits", "Max open files\n"),
+        ("proc/self/limits", "Max open files x unlimited\n"),
+        ("proc/swaps", machines.SWAPS + "/a file " + "9" * 5000 + " 0 0\n/b\n"),
+        ("proc/self/status", "Uid:\nCapEff:\n"),
+        ("proc/self/status", "Uid: 0 " + "9" * 5000 + "\nCapEff: x\n"),
+        ("proc/sys/kernel/osrelease", "9" * 5000 + ".1"),
+        ("proc/sys/vm/panic_on_oom", "9" * 5000),
+        ("etc/nv_tegra_release", "# R"),
+        ("etc/nv_tegra_release/a", "a directory"),
+        ("proc/config.gz", gzip.compress(b"CONFIG_PSI=y\n" * 1_000_000)),
+    ],
+)
+def test_figures_that_are_none_are_unknown(name: str, content: str | bytes, tmp_path: Path) -> None:
+    """Numbers without end, lines without words, archives that unpack to much."""
+    tree: dict[str, str | bytes] = {**DEBIAN_12, name: content}
+    assert doctor.examine(gather.gather(machines.write(tree, tmp_path)))
+
+
 def test_the_kernels_own_configuration_is_preferred(tmp_path: Path) -> None:
     """/proc/config.gz is of the running kernel; the file in /boot may be of another build."""
     tree = machine("6.1.0") | {"boot/config-6.1.0": "CONFIG_PSI=n\n"}
@@ -138,9 +159,12 @@ FILES = sorted({name for tree in MACHINES.values() for name in tree if not name.
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
-@given(changes=st.dictionaries(st.sampled_from(FILES), st.binary(max_size=200), max_size=6))
-def test_no_bytes_in_any_file_crash_it(changes: dict[str, bytes], tmp_path: Path) -> None:
-    """Kernels, firmware and copies of machines hold what they hold."""
+@given(
+    damages=st.dictionaries(st.sampled_from(FILES), st.tuples(st.integers(0, 80), st.binary(max_size=60)), max_size=6)
+)
+def test_no_bytes_in_any_file_crash_it(damages: dict[str, tuple[int, bytes]], tmp_path: Path) -> None:
+    """Kernels, firmware and copies of machines hold what they hold: cut anywhere, and then anything."""
+    changes = {name: DEBIAN_12.get(name, "").encode()[:kept] + noise for name, (kept, noise) in damages.items()}
     root = machines.write(DEBIAN_12 | changes, tmp_path)
     for finding in doctor.examine(gather.gather(root)):
         assert finding.says
@@ -168,6 +192,12 @@ FINE = DaemonFacts("http://127.0.0.1:9464/", version="1.0", healthy=True, ready=
 @pytest.mark.parametrize(
     ("changes", "check", "verdict", "words"),
     [
+        (
+            {"sample_files": frozenset(machines.NEW_FILES), "build_options": {"CONFIG_MEMCG": "y"}},
+            "kernel features",
+            "WARN",
+            "CONFIG_PROC_EVENTS=y",
+        ),
         (
             {"read_events": Attempt("/e", "permission denied"), "user": 1000},
             "may read memory.events",
