@@ -1,7 +1,7 @@
-"""The page at `/`: web/page.html with its style and script in it, and the headers that let nothing else in.
+"""The page at `/`: web/page.html with its style and scripts in it, and the headers that let nothing else in.
 
-Must not: know what the page shows; do any work per request (the bytes are made once, at the start). Upstream: web/,
-which a browser also shows as it stands. Downstream: pages.
+Must not: know what the page shows; do any work per request (the bytes are made once, at the start). Upstream: web/.
+Downstream: pages.
 """
 
 import base64
@@ -10,6 +10,8 @@ import pkgutil
 
 from edgeguardd.serve.http import Response
 
+# One script of the page, in this order: who uses a name comes after who has it.
+SCRIPTS = ("text.js", "gauges.js", "page.js")
 CONTENT_TYPE = "text/html; charset=utf-8"
 
 # `{style}` and `{script}` are hashes of the only ones that may run. Trusted Types: the script cannot make markup of a
@@ -22,7 +24,7 @@ POLICY = (
 
 def response() -> Response:
     """The page as it is served every time."""
-    style, script = _part("page.css"), _part("page.js")
+    style, script = _part("page.css"), "\n".join(map(_part, SCRIPTS))
     body = _with_part(_with_part(_part("page.html"), "style", style), "script", script)
     headers = (
         ("Content-Security-Policy", POLICY.format(style=_hash(style), script=_hash(script))),

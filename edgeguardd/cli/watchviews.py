@@ -174,12 +174,22 @@ def _remarks(status: Status) -> list[Text]:
 
 
 def _subscribers(status: Status, width: int) -> Table:
-    headers = ("subscriber", "name", "role", "target", "pid", "connected", "silent", "unsent", "supports")
+    headers: tuple[str, ...] = (
+        "subscriber",
+        "name",
+        "role",
+        "target",
+        "pid",
+        "connected",
+        "silent",
+        "unsent",
+        "supports",
+    )
     # In a narrow terminal the last column would be a tower of syllables; `status` has it.
     headers = headers if width >= SUPPORTS_FROM_CHARS else headers[:-1]
     table = _table(*headers)
     for row in status.subscribers:
-        cells = (
+        cells: tuple[str, ...] = (
             str(row.subscriber),
             words.name(row.name),
             words.name(row.role),

@@ -1,13 +1,14 @@
 """Reads what `edgeguardctl doctor` judges, below a root directory: "/" is this machine, any other a copy of one.
 
 Must not: judge, change anything (files are opened for writing, and nothing is written), start a program, or wait.
-Upstream: core.procfmt, core.kernelfmt, rivals. Downstream: cli.doctor.
+Upstream: core.procfmt, core.kernelfmt, rivals, tree. Downstream: cli.doctor.
 Files that are missing or cannot be read leave their fact unknown: a machine is examined as far as it can be.
 """
 
 import errno
 import gzip
 import io
+import itertools
 import os
 import re
 import zlib
@@ -17,9 +18,8 @@ from edgeguardd.core import kernelfmt, procfmt
 from edgeguardd.errors import FormatError
 from edgeguardd.isolate.facts import Attempt, DaemonFacts, Facts, Swap
 from edgeguardd.isolate.rivals import COMM_CHARS, RIVALS
+from edgeguardd.isolate.tree import READ_BYTES, Tree
 
-READ_BYTES = 4 << 20
-MAX_LISTED = 4096
 MAX_DEPTH = 3  # where a cgroup with memory files is looked for
 
 # The words of the kernel command line that decide about memory; others may be private.
@@ -40,68 +40,6 @@ CONTAINER_MARKS = ("run/systemd/container", ".dockerenv", "run/.containerenv")
 SYSTEMD_LIBRARY = re.compile(r"libsystemd-shared-(\d{1,6})[.\-]")
 SYSTEMD_DIRECTORIES = ("usr/lib/systemd", "lib/systemd")
 NVMAP_CLIENTS = "sys/kernel/debug/nvmap/iovmm/clients"
-
-
-class Tree:
-    """Files below a root. Every reading is bounded, and never waits for a writer."""
-
-    def __init__(self, root: str) -> None:
-        self.root = root.rstrip("/") + "/"
-
-    def full(self, path: str) -> str:
-        """The path to open."""
-        return self.root + path.lstrip("/")
-
-    def read(self, path: str) -> bytes | None:
-        """The content, as far as it goes; None: it cannot be read."""
-        try:
-            fd = os.open(self.full(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-        except OSError:
-            return None
-        content = b""
-        try:
-            while len(content) < READ_BYTES and (piece := os.read(fd, READ_BYTES - len(content))):
-                content += piece
-        except OSError:
-            return None
-        finally:
-            os.close(fd)
-        return content
-
-    def words(self, path: str) -> tuple[str, ...] | None:
-        """The content as words."""
-        content = self.read(path)
-        return None if content is None else kernelfmt.words(content)
-
-    def text(self, path: str) -> str | None:
-        """The content as one line, without zero bytes and white space at its ends."""
-        content = self.read(path)
-        return None if content is None else content.decode(errors="replace").strip("\0 \t\n")
-
-    def number(self, path: str) -> int | None:
-        """The content as a whole number."""
-        text = self.text(path)
-        return int(text) if text is not None and re.fullmatch(r"-?[0-9]{1,18}", text) else None
-
-    def names(self, path: str) -> list[str]:
-        """What a directory holds, sorted; nothing where it cannot be listed."""
-        try:
-            with os.scandir(self.full(path)) as entries:
-                return sorted(entry.name for entry, _ in zip(entries, range(MAX_LISTED), strict=False))
-        except OSError:
-            return []
-
-    def there(self, path: str) -> bool:
-        """Whether a file is there."""
-        return os.path.exists(self.full(path))
-
-    def attempt(self, path: str, flags: int) -> Attempt:
-        """Open a file as it would be used, and close it again."""
-        try:
-            os.close(os.open(self.full(path), flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY))
-        except OSError as error:
-            return Attempt("/" + path.lstrip("/"), os.strerror(error.errno or 0).lower())
-        return Attempt("/" + path.lstrip("/"))
 
 
 def gather(
@@ -180,8 +118,10 @@ def _own_cgroup(tree: Tree) -> str | None:
 
 def _sample(tree: Tree, cgroup_tree: str, own: str | None) -> str | None:
     """A cgroup with memory files, as a path below the root directory: the own one, else the first that is found."""
-    first = () if own is None or ".." in own.split("/") else (cgroup_tree + own.rstrip("/"),)
-    for path in (*first, *_below(tree, cgroup_tree, MAX_DEPTH)):
+    candidates = _below(tree, cgroup_tree, MAX_DEPTH)
+    if own is not None and ".." not in own.split("/"):
+        candidates = itertools.chain((cgroup_tree + own.rstrip("/"),), candidates)
+    for path in candidates:
         if tree.there(f"{path}/memory.events"):
             return path
     return None

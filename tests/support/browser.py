@@ -119,7 +119,9 @@ class Browser:
 
     def screenshot(self, path: Path) -> None:
         """The whole page as PNG."""
-        found = self._call("Page.captureScreenshot", captureBeyondViewport=True)
+        width, height = self.run("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        found = self._call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(found["data"]))
 
     def close(self) -> None:

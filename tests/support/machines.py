@@ -33,9 +33,9 @@ def machine(
     psi: str | None = PSI,
     swaps: str = "",
     processes: tuple[str, ...] = ("systemd",),
-    **more: str,
+    more: Mapping[str, str] = {},
 ) -> dict[str, str]:
-    """Path -> content. `more`: further files, with __ for / in their names."""
+    """Path -> content. `more`: further files, or other contents of those that each machine has."""
     tree = {
         "proc/sys/kernel/osrelease": release + "\n",
         "proc/cmdline": "console=tty1 root=/dev/x token=secret\n",
@@ -68,7 +68,7 @@ def machine(
             tree |= {f"{cgroup}/{name}": "0\n" for name in ("memory.events", "memory.high", *files)}
     else:
         tree["sys/fs/cgroup/unified/cgroup.controllers"] = "\n"
-    return tree | {name.replace("__", "/"): content for name, content in more.items()}
+    return tree | dict(more)
 
 
 def device_tree(model: str, *compatible: str) -> dict[str, str]:
@@ -83,7 +83,7 @@ PI_BOOT = {"boot/firmware/cmdline.txt": "console=tty1\n"}
 PI_OFF = "reboot=w coherent_pool=1M cgroup_disable=memory numa=fake=8 console=tty1 root=PARTUUID=1-02{}\n"
 JETSON_BOOT = {"boot/extlinux/extlinux.conf": "LABEL primary\n      APPEND ${cbootargs}\n"}
 
-DEBIAN_12 = machine("6.1.0-18-amd64", etc__default__grub="GRUB_CMDLINE_LINUX=\n")
+DEBIAN_12 = machine("6.1.0-18-amd64", more={"etc/default/grub": "GRUB_CMDLINE_LINUX=\n"})
 
 # Name -> files.
 MACHINES: dict[str, dict[str, str]] = {
@@ -97,9 +97,9 @@ MACHINES: dict[str, dict[str, str]] = {
         enabled="cpuset cpu io pids",
         psi=None,
         swaps="/var/swap file 524272 0 -2\n",
-        proc__cmdline=PI_OFF.format(""),
-        proc__cgroups=CGROUPS.replace("memory\t0\t70\t{}\n", ""),
-        **{
+        more={
+            "proc/cmdline": PI_OFF.format(""),
+            "proc/cgroups": CGROUPS.replace("memory\t0\t70\t{}\n", ""),
             "proc/config.gz": "not gzip",
             "boot/config-6.12.34+rpt-rpi-2712": "CONFIG_PSI=y\nCONFIG_MEMCG=y\nCONFIG_PROC_EVENTS=y\n",
         },
@@ -110,11 +110,13 @@ MACHINES: dict[str, dict[str, str]] = {
         "6.12.34+rpt-rpi-2712",
         controllers="cpu pids",
         enabled="cpu pids",
-        proc__cmdline="cgroup_enable=memory console=tty1 cgroup_disable=memory\n",
+        more={"proc/cmdline": "cgroup_enable=memory console=tty1 cgroup_disable=memory\n"},
     )
     | PI_5
     | PI_BOOT,
-    "raspberry pi, enabled": machine("6.12.34+rpt-rpi-2712", proc__cmdline=PI_OFF.format(" cgroup_enable=memory psi=1"))
+    "raspberry pi, enabled": machine(
+        "6.12.34+rpt-rpi-2712", more={"proc/cmdline": PI_OFF.format(" cgroup_enable=memory psi=1")}
+    )
     | PI_5
     | PI_BOOT,
     "jetpack 5": machine(
@@ -123,7 +125,7 @@ MACHINES: dict[str, dict[str, str]] = {
         systemd=245,
         psi=None,
         swaps="/dev/zram0 partition 1000000 0 5\n",
-        etc__nv_tegra_release="# R35 (release), REVISION: 4.1, GCID: 33958178, BOARD: t186ref\n",
+        more={"etc/nv_tegra_release": "# R35 (release), REVISION: 4.1, GCID: 33958178, BOARD: t186ref\n"},
     )
     | ORIN
     | JETSON_BOOT,
@@ -131,8 +133,10 @@ MACHINES: dict[str, dict[str, str]] = {
         "5.15.136-tegra",
         systemd=249,
         files=(*OLD_FILES, "cgroup.kill"),
-        etc__nv_tegra_release="# R36 (release), REVISION: 3.0, GCID: 36923193, BOARD: generic\n",
-        sys__kernel__debug__nvmap__iovmm__clients="CLIENT PROCESS PID SIZE\ntotal 805068K\n",
+        more={
+            "etc/nv_tegra_release": "# R36 (release), REVISION: 3.0, GCID: 36923193, BOARD: generic\n",
+            "sys/kernel/debug/nvmap/iovmm/clients": "CLIENT PROCESS PID SIZE\ntotal 805068K\n",
+        },
     )
     | ORIN
     | JETSON_BOOT,
@@ -141,9 +145,10 @@ MACHINES: dict[str, dict[str, str]] = {
         controllers="cpu pids",
         enabled="cpu pids",
         psi=None,
-        proc__cgroups=CGROUPS.replace("memory\t0\t70\t{}\n", ""),
-        boot__armbianEnv_txt="",
-        **{"boot/config-5.10.110-rockchip-rk3588": "# CONFIG_MEMCG is not set\nCONFIG_ZRAM=m\n"},
+        more={
+            "proc/cgroups": CGROUPS.replace("memory\t0\t70\t{}\n", ""),
+            "boot/config-5.10.110-rockchip-rk3588": "# CONFIG_MEMCG is not set\nCONFIG_ZRAM=m\n",
+        },
     )
     | ROCK_5B
     | {"boot/armbianEnv.txt": "extraargs=\n"},
@@ -151,9 +156,8 @@ MACHINES: dict[str, dict[str, str]] = {
     | ROCK_5B
     | {"boot/armbianEnv.txt": "extraargs=\n"},
     "container, controller not delegated": machine(
-        "6.1.0-18-amd64", mounts=V2_READ_ONLY, controllers="", enabled="", systemd=None, run___containerenv=""
-    )
-    | {"run/.containerenv": ""},
+        "6.1.0-18-amd64", mounts=V2_READ_ONLY, controllers="", enabled="", systemd=None, more={"run/.containerenv": ""}
+    ),
     "nothing mounted": machine("6.6.31-0-lts", mounts="", systemd=None),
     "memory not enabled at the root": machine("6.6.31-0-lts", enabled="cpu pids", systemd=None),
     "very old": machine("4.4.38-tegra", mounts="", systemd=229, psi=None),
@@ -161,10 +165,12 @@ MACHINES: dict[str, dict[str, str]] = {
         "6.1.0-18-amd64",
         swaps="/dev/mmcblk0p3 partition 1000000 950000 -2\n",
         processes=("systemd", "earlyoom", "nohang", "oomd", "lmkd"),
-        proc__sys__vm__panic_on_oom="1\n",
-        proc__sys__vm__oom_kill_allocating_task="1\n",
-        proc__sys__vm__overcommit_memory="2\n",
-        proc__sys__fs__inotify__max_user_instances="2\n",
+        more={
+            "proc/sys/vm/panic_on_oom": "1\n",
+            "proc/sys/vm/oom_kill_allocating_task": "1\n",
+            "proc/sys/vm/overcommit_memory": "2\n",
+            "proc/sys/fs/inotify/max_user_instances": "2\n",
+        },
     ),
 }
 

@@ -165,7 +165,7 @@ FILES = sorted({name for tree in MACHINES.values() for name in tree if not name.
 def test_no_bytes_in_any_file_crash_it(damages: dict[str, tuple[int, bytes]], tmp_path: Path) -> None:
     """Kernels, firmware and copies of machines hold what they hold: cut anywhere, and then anything."""
     changes = {name: DEBIAN_12.get(name, "").encode()[:kept] + noise for name, (kept, noise) in damages.items()}
-    root = machines.write(DEBIAN_12 | changes, tmp_path)
+    root = machines.write({**DEBIAN_12, **changes}, tmp_path)
     for finding in doctor.examine(gather.gather(root)):
         assert finding.says
     for name in changes:
