@@ -33,7 +33,7 @@ RIVALS = (
     ),
     Rival(
         "earlyoom",
-        "kills the process with the highest oom_score when the machine has less than 10% left, usually the server",
+        "kills the process with the highest oom_score, usually the server, when RAM and swap have less than 10% left",
         "exempt the guarded servers with --avoid '^(llama-server)$' in EARLYOOM_ARGS of /etc/default/earlyoom and run "
         "systemctl restart earlyoom; or switch it off: systemctl disable --now earlyoom",
     ),

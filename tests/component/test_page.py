@@ -281,6 +281,18 @@ def test_a_lost_connection_is_said_and_mends_itself(browser: Browser, served: Se
     assert needed.count("M") == 2
 
 
+def test_an_answer_that_the_page_does_not_understand_is_no_lost_connection(browser: Browser, served: Served) -> None:
+    """A newer daemon's, say: what could not be shown is said, and is gone with the next answer that can be."""
+    opened(browser, served)
+    right, served.status["targets"] = served.status["targets"], [None]
+    look_again(browser, served)
+    assert browser.text("#doubt").startswith("This page cannot show all of the daemon's answer (")
+    assert browser.run("document.querySelector('#lost').hidden")
+    served.status["targets"] = right
+    look_again(browser, served)
+    assert browser.run("document.querySelector('#doubt').hidden")
+
+
 def test_a_daemon_that_is_gone_is_asked_ever_more_seldom(browser: Browser, served: Served) -> None:
     """After 1, 2, 4, 8, 16, 30, 30 seconds; the alert is said once, the countdown beside it goes on."""
     opened(browser, served)

@@ -32,6 +32,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--disable-extensions",
+    "--disable-dev-shm-usage",
     "--remote-debugging-pipe",
 )
 # Chromium wants descriptors 3 and 4, which are in use here: the shell moves them there from numbers that are not.
