@@ -56,6 +56,8 @@ def _standing(row: TargetRow, status: Status) -> Iterator[str]:
         yield f"because {words.name(row.reason, MAX_REASON_CHARS)}"
     if not any(peer.role == "inference" and peer.target == row.name for peer in status.subscribers):
         yield "nobody subscribed: nobody can be asked"
+    if row.watchers:
+        yield f"{row.watchers} program{'' if row.watchers == 1 else 's'} told of its pressure, without an answer"
     if kills := row.counters.oom_kill if row.counters else None:
         yield f"{kills} process{'' if kills == 1 else 'es'} killed by the kernel so far"
 

@@ -152,6 +152,7 @@ function targetFacts(target, servers) {
     facts.push([`Asked #${command.seq}`, `${visible(command.action)}, ${visible(command.status)} ` +
       `${age(command.age_s)}${who === undefined ? "" : ` by ${visible(who)}`}`]);
   }
+  if (target.watchers) facts.push(["Told of pressure", count(target.watchers, "program")]);
   facts.push(["Relief", RELIEF[target.relief] || visible(target.relief)]);
   facts.push(["Last resort", lastResort(target.last_resort || {})]);
   facts.push(["Sampled", `${age(target.sample_age_s)}${target.watch === "epoll" ? ", woken by the kernel" : ""}`]);

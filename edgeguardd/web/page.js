@@ -92,7 +92,6 @@ function renderCommands(ended, servers) {
     ]));
 }
 
-const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 const more = (number) => (number > 0 ? `And ${number} more: edgeguardctl status lists them all.` : "");
 
 function noteChanges(status) {

@@ -37,6 +37,7 @@ function span(seconds) {
 }
 
 const percent = (ratio) => Math.round(ratio * 100) + " %";
+const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 const clock = () => new Date().toLocaleTimeString([], { hour12: false });
 const age = (seconds) => (typeof seconds === "number" ? `${span(seconds)} ago` : "not yet");
 const levelName = (level) => (LEVELS.includes(level) ? level : "unknown");

@@ -109,6 +109,7 @@ def facts(browser: Browser, card: int) -> dict[str, str]:
 
 def test_the_page_shows_what_status_says(browser: Browser, served: Served) -> None:
     """Memory against marks, level and why, what is in force and asked, subscribers, outcomes, relief, last resort."""
+    served.status["targets"][0]["watchers"] = 2
     opened(browser, served)
     assert browser.texts("article h3") == ["The whole machine normal", "llm high"]
     assert browser.text("#summary") == "Worst level high. 1 target, 1 subscriber."
@@ -127,6 +128,7 @@ def test_the_page_shows_what_status_says(browser: Browser, served: Served) -> No
     assert told["Limit"] == "1.0 GiB, memory.high"
     assert told["Restricted to"] == "batch at most 50 %"
     assert told["Asked #7"] == "trim_kv_cache, accepted 200 ms ago by server"
+    assert told["Told of pressure"] == "2 programs"
     assert told["Relief"] == "memory.high is lifted for the trim"
     assert told["Last resort"] == "freeze thawed 9.0 s ago: 2 processes"
     assert told["Sampled"] == "50 ms ago, woken by the kernel"

@@ -51,7 +51,8 @@ def test_a_target_under_pressure_is_told_with_its_figures_and_why() -> None:
 
 def test_a_daemon_that_sees_nothing_any_more_says_so() -> None:
     """Its figures are not to be trusted, and neither is a target that nobody serves left without a word."""
-    text = paged(stale_s=30.0, subscribers=[])
+    text = paged(stale_s=30.0, subscribers=[], targets=[{**STATUS["targets"][0], "watchers": 1}])
+    assert "  1 program told of its pressure, without an answer" in text
     assert text.splitlines()[1] == "the last sample is 30s old: the daemon sees nothing any more"
     assert "  nobody subscribed: nobody can be asked" in text
 
