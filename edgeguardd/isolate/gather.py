@@ -53,7 +53,7 @@ def gather(
     """What is to be known of a machine. `devices`: kinds of the configured ones; `daemon`: what it answered."""
     tree = Tree(root)
     options = tuple(word for word in tree.words("proc/cmdline") or () if BOOT_OPTIONS.match(word))
-    release = tree.text("proc/sys/kernel/osrelease")
+    release = _release(tree)
     mounts = procfmt.mounts(tree.read("proc/self/mountinfo") or b"")
     cgroup_tree = cgroup_root or _cgroup_tree(tree, mounts.cgroup2)
     own = _own_cgroup(tree)
@@ -152,6 +152,14 @@ def _memory_on(tree: Tree) -> bool | None:
 
 
 # The kernel
+
+
+def _release(tree: Tree) -> str | None:
+    """Kernels without CONFIG_SYSCTL say it in /proc/version only: "Linux version 6.1.90 (…"."""
+    words = (tree.text("proc/version") or "").split()
+    return tree.text("proc/sys/kernel/osrelease") or (
+        words[2] if len(words) > 2 and words[:2] == ["Linux", "version"] else None
+    )
 
 
 def _build_options(tree: Tree, release: str | None) -> dict[str, str] | None:

@@ -135,6 +135,13 @@ def test_figures_that_are_none_are_unknown(name: str, content: str | bytes, tmp_
     assert doctor.examine(gather.gather(machines.write(tree, tmp_path)))
 
 
+def test_a_kernel_without_sysctl_still_says_what_it_is(tmp_path: Path) -> None:
+    """/proc/version has it as well."""
+    root = machines.write(DEBIAN_12 | {"proc/version": "Linux version 6.1.90 (gcc 12.2.0) #2\n"}, tmp_path)
+    (tmp_path / "proc/sys/kernel/osrelease").unlink()
+    assert gather.gather(root).release == "6.1.90"
+
+
 def test_the_kernels_own_configuration_is_preferred(tmp_path: Path) -> None:
     """/proc/config.gz is of the running kernel; the file in /boot may be of another build."""
     tree = machine("6.1.0") | {"boot/config-6.1.0": "CONFIG_PSI=n\n"}
