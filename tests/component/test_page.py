@@ -1,4 +1,7 @@
-"""The page at `/` in a real browser, served by the project's own HTTP server, with /status as each test wants it."""
+"""The page at `/` in a real browser, served by the project's own HTTP server, with /status as each test wants it.
+
+With EDGEGUARDD_SCREENSHOTS=DIR some tests leave there what they saw, for people to look at.
+"""
 
 import asyncio
 import copy
@@ -190,11 +193,13 @@ def test_nothing_needs_to_be_scrolled_sideways(
     browser: Browser, served: Served, number: int, size: tuple[int, int]
 ) -> None:
     """One target or twenty, on a desk or on a phone: all are there, and none is wider than the window."""
-    names = [f"server-{at}.service" for at in range(number)]
+    names = [f"serving-{at:02}.scope" for at in range(number)]
     served.status["targets"] = [target(name) for name in names]
-    served.status["subscribers"] *= number
+    row = served.status["subscribers"][0]
+    served.status["subscribers"] = [{**row, "name": name, "target": name} for name in names]
     served.status["last_commands"] *= 32
     opened(browser, served, size)
+    browser.screenshot(f"{number}-targets-{size[0]}")
     assert browser.texts("article h3 bdi")[1:] == names
     assert browser.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     beyond = "(node) => node.getBoundingClientRect().right > document.documentElement.clientWidth + 1"
@@ -369,6 +374,7 @@ def test_everything_can_be_read_in_both_schemes(browser: Browser, served: Served
     opened(browser, served, dark=dark)
     served.raw = Response(500, "text/plain", b"")
     look_again(browser, served)
+    browser.screenshot(f"levels-{'dark' if dark else 'light'}")
     contrasts = browser.run(CONTRAST)
     assert len(contrasts) > 100
     assert [(round(ratio, 2), text) for ratio, text in contrasts if ratio < 4.5] == []

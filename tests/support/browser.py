@@ -21,6 +21,7 @@ from typing import Any
 from tests.support.wait import eventually
 
 ANSWER_S = 30.0
+SCREENSHOTS_VARIABLE = "EDGEGUARDD_SCREENSHOTS"
 PROGRAMS = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome")
 FLAGS = (
     "--headless",
@@ -118,12 +119,15 @@ class Browser:
         """Let the page's timers run as if so much time went by."""
         self.run(f"passTime({seconds * 1000})")
 
-    def screenshot(self, path: Path) -> None:
-        """The whole page as PNG."""
-        width, height = self.run("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
-        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        found = self._call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
-        path.write_bytes(base64.b64decode(found["data"]))
+    def screenshot(self, name: str) -> None:
+        """The whole page as NAME.png, where somebody wants to look at it: in the directory EDGEGUARDD_SCREENSHOTS."""
+        directory = os.environ.get(SCREENSHOTS_VARIABLE)
+        if directory is None:
+            return
+        width, height = self.run("[innerWidth, document.documentElement.scrollHeight]")
+        self.resize(width, height)
+        found = self._call("Page.captureScreenshot")
+        Path(directory, f"{name}.png").write_bytes(base64.b64decode(found["data"]))
 
     def close(self) -> None:
         """Ask it to end."""
