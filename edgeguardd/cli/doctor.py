@@ -46,8 +46,8 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command; returns the exit status. Raises EdgeguardError."""
-    from edgeguardd.isolate import doctor, gather  # noqa: PLC0415 - only this command needs it
-    from edgeguardd.isolate.diagnosis import Verdict  # noqa: PLC0415
+    from edgeguardd.isolate.doctor import checks, gather  # noqa: PLC0415 - only this command needs it
+    from edgeguardd.isolate.doctor.diagnosis import Verdict  # noqa: PLC0415
 
     if not os.path.isdir(args.root):
         raise EdgeguardError(f"cannot examine {args.root}: it is no directory; name one with proc, sys and etc in it")
@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
         devices=tuple(device.kind for device in config.machine.devices),
         daemon=_ask(args, config) if args.root == HERE else None,
     )
-    findings = doctor.examine(facts)
-    verdict = doctor.worst(findings)
+    findings = checks.examine(facts)
+    verdict = checks.worst(findings)
     print(_json(verdict, findings, facts) if args.json else "\n".join(_page(findings)))
     bad = {Verdict.FAIL, Verdict.WARN} if args.strict else {Verdict.FAIL}
     return common.FAILED if verdict in bad else common.OK
@@ -94,7 +94,7 @@ def _json(verdict: str, findings: Iterable[Any], facts: Any) -> str:
 
 def _ask(args: argparse.Namespace, config: Config) -> Any:
     """What the running daemon answers; each way that fails is a fact as well."""
-    from edgeguardd.isolate.facts import DaemonFacts  # noqa: PLC0415
+    from edgeguardd.isolate.doctor.facts import DaemonFacts  # noqa: PLC0415
 
     path = daemonlink.socket_path(args)
     known: dict[str, Any] = {"socket": path, "socket_fault": _socket_fault(path)}

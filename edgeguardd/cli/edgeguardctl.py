@@ -26,7 +26,21 @@ from edgeguardd.cli import (
 )
 
 # In the order of the help page.
-COMMANDS = (status, watch, check_config, doctor, subscribe, parse, replay, incidents, bridge, oom, audit, adr, conformance)
+COMMANDS = (
+    status,
+    watch,
+    check_config,
+    doctor,
+    subscribe,
+    parse,
+    replay,
+    incidents,
+    bridge,
+    oom,
+    audit,
+    adr,
+    conformance,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

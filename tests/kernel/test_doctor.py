@@ -6,7 +6,7 @@ import os
 import pytest
 
 from edgeguardd.cli import edgeguardctl
-from edgeguardd.isolate import gather
+from edgeguardd.isolate.doctor import gather
 from tests.support.cgroup import ROOT, Cgroup
 
 

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from edgeguardd.isolate import doctor, gather
-from edgeguardd.isolate.boards import PLACES, boot_with, switched_off
-from edgeguardd.isolate.facts import Attempt, DaemonFacts, Facts, Swap
-from edgeguardd.isolate.diagnosis import Finding, Verdict
+from edgeguardd.isolate.doctor import checks, gather
+from edgeguardd.isolate.doctor.boards import PLACES, boot_with, switched_off
+from edgeguardd.isolate.doctor.diagnosis import Finding, Verdict
+from edgeguardd.isolate.doctor.facts import Attempt, DaemonFacts, Facts, Swap
 from tests.support import machines
 from tests.support.machines import DEBIAN_12, MACHINES, machine
 
@@ -95,7 +95,7 @@ def not_ok(findings: list[Finding]) -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize("name", MACHINES)
 def test_each_kind_of_machine_gets_its_verdicts_and_its_own_remedies(name: str, tmp_path: Path) -> None:
     """Nothing is missed, nothing else is complained about, and each complaint says what to do on this very machine."""
-    findings = doctor.examine(gather.gather(machines.write(MACHINES[name], tmp_path)))
+    findings = checks.examine(gather.gather(machines.write(MACHINES[name], tmp_path)))
     found, expected = not_ok(findings), EXPECTED[name]
     assert [row[:2] for row in found] == [row[:2] for row in expected]
     for (_, _, remedy), (check, _, words) in zip(found, expected, strict=True):
@@ -132,7 +132,7 @@ def test_only_what_decides_about_memory_is_kept_of_the_command_line(tmp_path: Pa
 def test_figures_that_are_none_are_unknown(name: str, content: str | bytes, tmp_path: Path) -> None:
     """Numbers without end, lines without words, archives that unpack to much."""
     tree: dict[str, str | bytes] = {**DEBIAN_12, name: content}
-    assert doctor.examine(gather.gather(machines.write(tree, tmp_path)))
+    assert checks.examine(gather.gather(machines.write(tree, tmp_path)))
 
 
 def test_a_kernel_without_sysctl_still_says_what_it_is(tmp_path: Path) -> None:
@@ -154,12 +154,12 @@ def test_the_kernels_own_configuration_is_preferred(tmp_path: Path) -> None:
 def test_where_nothing_can_be_read_nothing_is_claimed(tmp_path: Path) -> None:
     """An empty directory is a machine of which nothing is known: no crash, and no OK for what was not seen."""
     facts = gather.gather(str(tmp_path))
-    checks = {finding.check: finding.verdict for finding in doctor.examine(facts)}
-    assert checks["kernel"] is Verdict.WARN
-    assert checks["cgroup mode"] is Verdict.FAIL
-    assert checks["swap"] is Verdict.WARN
-    assert checks["rival daemons"] is Verdict.WARN
-    assert "oom killer" not in checks
+    verdicts = {finding.check: finding.verdict for finding in checks.examine(facts)}
+    assert verdicts["kernel"] is Verdict.WARN
+    assert verdicts["cgroup mode"] is Verdict.FAIL
+    assert verdicts["swap"] is Verdict.WARN
+    assert verdicts["rival daemons"] is Verdict.WARN
+    assert "oom killer" not in verdicts
 
 
 FILES = sorted({name for tree in MACHINES.values() for name in tree if not name.endswith("/.keep")})
@@ -173,7 +173,7 @@ def test_no_bytes_in_any_file_crash_it(damages: dict[str, tuple[int, bytes]], tm
     """Kernels, firmware and copies of machines hold what they hold: cut anywhere, and then anything."""
     changes = {name: DEBIAN_12.get(name, "").encode()[:kept] + noise for name, (kept, noise) in damages.items()}
     root = machines.write({**DEBIAN_12, **changes}, tmp_path)
-    for finding in doctor.examine(gather.gather(root)):
+    for finding in checks.examine(gather.gather(root)):
         assert finding.says
     for name in changes:
         (tmp_path / name).unlink()
@@ -264,7 +264,7 @@ FINE = DaemonFacts("http://127.0.0.1:9464/", version="1.0", healthy=True, ready=
 )
 def test_each_fact_has_its_verdict(changes: dict[str, object], check: str, verdict: str, words: str) -> None:
     """One fact at a time, on a machine that is fine otherwise."""
-    found = [f for f in doctor.examine(Facts(**{**GOOD, **changes})) if f.check == check]  # type: ignore[arg-type]
+    found = [f for f in checks.examine(Facts(**{**GOOD, **changes})) if f.check == check]  # type: ignore[arg-type]
     assert [str(finding.verdict) for finding in found] == [verdict]
     assert words in (found[0].remedy or "")
     assert (found[0].remedy is None) == (verdict == "OK")
@@ -272,15 +272,15 @@ def test_each_fact_has_its_verdict(changes: dict[str, object], check: str, verdi
 
 def test_a_machine_that_is_fine_is_fine() -> None:
     """The table above changes one fact of it."""
-    findings = doctor.examine(Facts(**GOOD))  # type: ignore[arg-type]
+    findings = checks.examine(Facts(**GOOD))  # type: ignore[arg-type]
     assert not_ok(findings) == []
-    assert doctor.worst(findings) is Verdict.OK
+    assert checks.worst(findings) is Verdict.OK
 
 
 def test_the_worst_verdict_is_fail() -> None:
     """FAIL over WARN over OK."""
     rows = [Finding("a", verdict, "x") for verdict in (Verdict.WARN, Verdict.OK, Verdict.FAIL)]
-    assert [doctor.worst(rows[:n]) for n in range(4)] == [Verdict.OK, Verdict.WARN, Verdict.WARN, Verdict.FAIL]
+    assert [checks.worst(rows[:n]) for n in range(4)] == [Verdict.OK, Verdict.WARN, Verdict.WARN, Verdict.FAIL]
 
 
 @pytest.mark.parametrize("place", PLACES)

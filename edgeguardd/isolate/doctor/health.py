@@ -1,12 +1,12 @@
 """What a running edgeguardd says of itself: checks of doctor.
 
-Must not: ask it (the command does). Upstream: facts. Downstream: doctor.
+Must not: ask it (the command does). Upstream: facts. Downstream: checks.
 """
 
 from collections.abc import Iterator
 
-from edgeguardd.isolate.facts import DaemonFacts, Facts
-from edgeguardd.isolate.diagnosis import Finding, Verdict
+from edgeguardd.isolate.doctor.diagnosis import Finding, Verdict
+from edgeguardd.isolate.doctor.facts import DaemonFacts, Facts
 
 
 def findings(facts: Facts) -> Iterator[Finding]:

@@ -7,10 +7,10 @@ A lack that nothing can be guarded with is FAIL; one that makes guarding coarser
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from edgeguardd.isolate import boards, health, rights, rivals
-from edgeguardd.isolate.boards import UNIFIED, Board, boot_with, switched_off
-from edgeguardd.isolate.facts import Facts, Swap
-from edgeguardd.isolate.diagnosis import Finding, Verdict
+from edgeguardd.isolate.doctor import boards, health, rights, rivals
+from edgeguardd.isolate.doctor.boards import UNIFIED, Board, boot_with, switched_off
+from edgeguardd.isolate.doctor.diagnosis import Finding, Verdict
+from edgeguardd.isolate.doctor.facts import Facts, Swap
 
 # cgroup v2 has the memory controller since 4.5; PSI came with 4.20 (kernel/cgroup, kernel/sched/psi.c).
 LEAST_KERNEL = (4, 5)

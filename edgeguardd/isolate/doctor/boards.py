@@ -1,13 +1,13 @@
 """Which board a machine is, where its kernel parameters are set, and what is peculiar about its memory.
 
-Must not: read (gather does), repeat what doctor checks on every machine. Upstream: facts. Downstream: doctor.
+Must not: read (gather does), repeat what checks finds on every machine. Upstream: facts. Downstream: checks.
 """
 
 import enum
 from collections.abc import Iterator
 
-from edgeguardd.isolate.facts import Facts
-from edgeguardd.isolate.diagnosis import Finding, Verdict
+from edgeguardd.isolate.doctor.diagnosis import Finding, Verdict
+from edgeguardd.isolate.doctor.facts import Facts
 
 
 class Board(enum.Enum):

@@ -1,12 +1,12 @@
 """What the asking process may do, and how many files it may open: checks of doctor.
 
-Must not: read. Upstream: facts. Downstream: doctor.
+Must not: read. Upstream: facts. Downstream: checks.
 """
 
 from collections.abc import Iterator
 
-from edgeguardd.isolate.facts import Attempt, Facts
-from edgeguardd.isolate.diagnosis import Finding, Verdict
+from edgeguardd.isolate.doctor.diagnosis import Finding, Verdict
+from edgeguardd.isolate.doctor.facts import Attempt, Facts
 
 # capabilities(7)
 CAP_SYS_RESOURCE = 24

@@ -1,6 +1,6 @@
 """What `edgeguardctl doctor` knows of a machine: plain values, as read, with no opinion.
 
-Must not: read or judge. Upstream: gather (fills it). Downstream: doctor, boards, rivals; `doctor --json` prints it.
+Must not: read or judge. Upstream: gather (fills it). Downstream: checks, boards, rivals; `doctor --json` prints it.
 None says everywhere: it could not be learned.
 """
 

@@ -7,7 +7,7 @@ import os
 import re
 
 from edgeguardd.core import kernelfmt
-from edgeguardd.isolate.facts import Attempt
+from edgeguardd.isolate.doctor.facts import Attempt
 
 READ_BYTES = 4 << 20
 MAX_LISTED = 4096

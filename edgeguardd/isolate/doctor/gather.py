@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 from edgeguardd.core import kernelfmt, procfmt
 from edgeguardd.errors import FormatError
-from edgeguardd.isolate.facts import Attempt, DaemonFacts, Facts, Swap
-from edgeguardd.isolate.rivals import COMM_CHARS, RIVALS
-from edgeguardd.isolate.tree import READ_BYTES, Tree
+from edgeguardd.isolate.doctor.facts import Attempt, DaemonFacts, Facts, Swap
+from edgeguardd.isolate.doctor.rivals import COMM_CHARS, RIVALS
+from edgeguardd.isolate.doctor.tree import READ_BYTES, Tree
 
 MAX_DEPTH = 3  # where a cgroup with memory files is looked for
 

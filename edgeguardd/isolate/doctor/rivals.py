@@ -1,6 +1,6 @@
 """Other daemons that act on memory pressure, and how to live with each.
 
-Must not: read. Upstream: facts. Downstream: doctor.
+Must not: read. Upstream: facts. Downstream: checks.
 They kill; edgeguardd asks first. What asks needs time, so whoever kills should not kill what is being asked.
 """
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from edgeguardd.isolate.facts import Facts
-from edgeguardd.isolate.diagnosis import Finding, Verdict
+from edgeguardd.isolate.doctor.diagnosis import Finding, Verdict
+from edgeguardd.isolate.doctor.facts import Facts
 
 # /proc/PID/comm holds that many characters of a name.
 COMM_CHARS = 15

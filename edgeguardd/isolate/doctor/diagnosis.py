@@ -1,6 +1,6 @@
 """One result of a check, and its verdict.
 
-Must not: check. Upstream: nothing. Downstream: doctor, boards, rivals, cli.doctor.
+Must not: check. Upstream: nothing. Downstream: checks, boards, rivals, cli.doctor.
 """
 
 import enum
