@@ -1,4 +1,4 @@
-"""The guest's disk: a Debian root file system, made once, and on every run a disk from it with package and tests inside.
+"""The guest's disk: a Debian root file system made once, and for each run a disk with package and tests inside.
 
 Must not: be run by anybody but root (mmdebstrap and mke2fs keep owners that way). Upstream: __main__.
 Downstream: mmdebstrap, mke2fs.

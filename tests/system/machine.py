@@ -24,7 +24,7 @@ class MachineError(Exception):
 
 
 def run(disk: Disk, phase: str, expression: str) -> int:
-    """Boot, pass on what the tests write to the second serial port, and return their exit status. Raises MachineError."""
+    """Boot, pass on what the tests write to the second serial port; their exit status. Raises MachineError."""
     console, lines = f"{disk.path}.console", f"{disk.path}.tests"
     words = ["root=/dev/vda", "rw", "console=ttyS0", "psi=1", "quiet", "systemd.show_status=no"]
     words += [f"edgeguardd.phase={phase}"]
@@ -71,9 +71,8 @@ def _follow(guest: "subprocess.Popen[bytes]", lines: str, until: float) -> bytes
             if ended:
                 return seen
             if time.monotonic() > until:
-                raise MachineError(
-                    f"the guest was not done after {LIMIT_S:.0f} s; the end of its console:\n{_tail(f'{lines[:-6]}.console')}"
-                )
+                console = _tail(f"{lines.removesuffix('.tests')}.console")
+                raise MachineError(f"the guest was not done after {LIMIT_S:.0f} s; the end of its console:\n{console}")
             time.sleep(POLL_S)
 
 
