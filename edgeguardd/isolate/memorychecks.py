@@ -4,10 +4,10 @@ Must not: read files. Upstream: findings, effective. Downstream: rules.
 """
 
 from edgeguardd.core.kernelfmt import U64_MAX
+from edgeguardd.core.systemdvalues import INFINITE
 from edgeguardd.isolate import effective as force
 from edgeguardd.isolate.findings import Answer, Subject, failed, judge, passed, unset
 from edgeguardd.isolate.unit import LOADED, Unit
-from edgeguardd.isolate.values import INFINITE
 
 # Below this the room between MemoryHigh and MemoryMax is used up by one batch's buffers: 5 % of a limit of 1 to 8 GiB
 # is 50 to 400 MiB. `relief` lifts memory.high within the same room.

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from edgeguardd.core import systemdvalues as values
 from edgeguardd.core.text import printable
 from edgeguardd.errors import ConfigError
-from edgeguardd.isolate import values
 from edgeguardd.isolate.findings import Answer, Role, Rule, Severity, Subject, failed, passed, unset
 from edgeguardd.isolate.judge import Assignments
 

@@ -6,10 +6,10 @@ Must not: read files. Upstream: findings, effective. Downstream: rules.
 import re
 from collections.abc import Iterator
 
+from edgeguardd.core.systemdvalues import INFINITE, shown_span
 from edgeguardd.isolate import effective as force
 from edgeguardd.isolate.commands import Command
 from edgeguardd.isolate.findings import Answer, Subject, failed, judge, passed
-from edgeguardd.isolate.values import INFINITE, shown_span
 
 _LEAST_HIGH_SCORE = 500
 _DEFAULT_RESTART_US = 100_000

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from edgeguardd.isolate import commands, specifiers, values, words
+from edgeguardd.core import systemdvalues as values
+from edgeguardd.isolate import commands, specifiers, words
 from edgeguardd.isolate import unitnames as names
 from edgeguardd.isolate.commands import IgnoredError, RefusedError
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from edgeguardd.isolate import values
+from edgeguardd.core import systemdvalues as values
 from edgeguardd.isolate.unit import LOADED, Unit
 
 _TIMEOUT_S = 10

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeguardd.isolate import commands, reports, specifiers, unittext, values, words
+from edgeguardd.core import systemdvalues as values
+from edgeguardd.isolate import commands, reports, specifiers, unittext, words
 from edgeguardd.isolate.rules import RULES
 from edgeguardd.isolate.settings import SETTINGS, Place
 from edgeguardd.isolate.unitfiles import SearchPath

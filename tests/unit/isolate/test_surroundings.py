@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from edgeguardd.core.systemdvalues import INFINITE
 from edgeguardd.isolate import livecgroup, systemdshow
-from edgeguardd.isolate.values import INFINITE
 from tests.support.unittree import GIB, RUN, loaded, service
 
 

@@ -1,6 +1,6 @@
 """Numbers as systemd reads them: strtol and strtoull with all they let pass, sizes, shares, time spans, booleans.
 
-Must not: know a key. Upstream: nothing. Downstream: settings, effective.
+Must not: know a key. Upstream: nothing. Downstream: isolate (settings, effective), configprovision.
 Each function answers the value, or None for what systemd refuses. Sources: src/basic/parse-util.c, time-util.c,
 percent-util.c; the table of spellings in tests/cases/units was seen with systemd 252.
 """
