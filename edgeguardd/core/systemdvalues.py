@@ -95,10 +95,26 @@ def _one_size(text: str, at: int, least: int) -> tuple[int, int, int] | None:
     return (whole << power) + int(fraction * (1 << power)), at + len(suffix), place + 1
 
 
+def unsigned(text: str) -> int | None:
+    """An unsigned 64-bit number of C, in the bases of integer() (safe_atou64)."""
+    at = _skip(text, 0)
+    base = {"0b": 2, "0B": 2, "0o": 8, "0O": 8}.get(text[at : at + 2], 0)
+    found = _strtol(text, at + 2 if base else at, base)
+    if found is None or found[1] != len(text) or text[at : at + 1] == "-" or not 0 <= found[0] <= INFINITE:
+        return None
+    return found[0]
+
+
 def share(text: str) -> int | None:
     """Parts of 10,000: "80%", "87.55%", "875.5‰", "8755‱"; at most the whole."""
+    parts = share_unbounded(text)
+    return parts if parts is not None and parts <= 10_000 else None
+
+
+def share_unbounded(text: str) -> int | None:
+    """The same, of more than one whole: "150%"."""
     parts = _parts(text)
-    return parts if parts is not None and 0 <= parts <= 10_000 else None
+    return parts if parts is not None and 0 <= parts <= INT_MAX else None
 
 
 def share_of(parts: int, memory_bytes: int, page_bytes: int) -> int:

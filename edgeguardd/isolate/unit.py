@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct, field, structs
 
-from edgeguardd.isolate import settings, unitkeys, unittext
+from edgeguardd.isolate import checked, settings, unitkeys, unittext
 from edgeguardd.isolate import unitnames as names
 from edgeguardd.isolate.commands import IgnoredError, RefusedError
 from edgeguardd.isolate.settings import Place
@@ -172,6 +172,9 @@ class _Merge:
         self.raw[key] = text
         row = settings.BY_KEY.get(key)
         if row is None:
+            wrong = checked.fault(key, text, self._place.version)
+            if wrong is not None:
+                self._say(file, assignment.line, f"{_shown(assignment)} ignored: {wrong}")
             return
         try:
             self.values[row.key] = row.parse(self.values[row.key], text, self._place)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,24 @@ def test_a_collected_unit_is_in_force_and_judged_as_its_sidecar_says(
     verdicts = document["verdicts"]
     assert {rule: verdicts.get(rule) for rule in case["rule_verdicts"]} == case["rule_verdicts"]
     assert bool(verdicts) == bool(case["rule_verdicts"])
+
+
+@pytest.mark.parametrize("sidecar", SIDECARS, ids=lambda path: path.stem)
+def test_the_lines_that_systemd_ignores_are_those_that_are_told(
+    sidecar: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By file and line; what systemd only warns of is not ignored."""
+    case = load(sidecar)
+    folders = ":".join(str(sidecar.with_suffix("") / folder) for folder in case["search_path_order"])
+    _, document = ran(capsys, case["unit"], "--search-path", folders, "--memtotal-kb", "8000000")
+    told = {(Path(one["file"]).name, one["line"]) for one in document["ignored_settings"]}
+    messages = (re.match(r"(\S+):(\d+): (.*)", message) for message in case.get("systemd_252_messages", ()))
+    found = {
+        (Path(m[1]).name, int(m[2]))
+        for m in messages
+        if m and re.search("ignoring", m[3], re.I) and "escape" not in m[3]
+    }
+    assert told == found
 
 
 @pytest.mark.parametrize("row", TABLE["MemoryMax_values"], ids=lambda row: repr(row["value"]))

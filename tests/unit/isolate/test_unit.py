@@ -128,6 +128,29 @@ def test_what_is_ignored_keeps_what_was_there_and_is_said_with_what_to_write(tmp
     assert len(texts) == 4
 
 
+@pytest.mark.parametrize(
+    ("line", "ignored"),
+    [
+        ("PrivateNetwork=yes", False),
+        ("PrivateNetwork=yes # c", True),
+        ("TimeoutStopSec=5sec", False),
+        ("TimeoutStopSec=five", True),
+        ("TasksMax=50%", False),
+        ("TasksMax=0", True),
+        ("CPUQuota=150%", False),
+        ("CPUQuota=1.5", True),
+        ("CPUWeight=idle", False),
+        ("IOWeight=0", True),
+        ("Nice=-5", False),
+        ("Nice=low", True),
+        ("LogsDirectory=anything", False),
+    ],
+)
+def test_values_of_other_settings_are_checked_too(tmp_path: Path, line: str, ignored: bool) -> None:
+    """Where their form is plain: booleans, time spans, shares, weights."""
+    assert bool(said(service(tmp_path, line + "\n"))) == ignored
+
+
 def test_an_empty_value_resets_limits_lists_and_capabilities(tmp_path: Path) -> None:
     """But not words: those are ignored."""
     unit = service(
