@@ -1,6 +1,6 @@
 # Every verb sets up first what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-llama llama test check kernel fuzz fuzz-parsers system bench deb docs setup clean
+.PHONY: help demo demo-llama llama test check kernel fuzz fuzz-files system bench deb docs setup clean
 
 PY := .venv/bin/python
 FAST_TESTS := $(wildcard tests/unit tests/property tests/component tests/cases)
@@ -37,7 +37,7 @@ kernel: setup ## only the kernel tests, each by name; on this host's cgroup v2 o
 fuzz: setup ## 1,000,000 mutated lines at the server, 100,000 at each client, with figures (about 5 minutes)
 	@$(PY) -m tests.fuzz $(FUZZ_OPTIONS)
 
-fuzz-parsers: setup ## the parsers of kernel logs and of units on made-up input, for long; units also against systemd's own
+fuzz-files: setup ## the parsers of kernel logs and of units on made-up input, for long; units also against systemd's own
 	EDGEGUARDD_FUZZ_EXAMPLES=$${EDGEGUARDD_FUZZ_EXAMPLES:-10000} EDGEGUARDD_FUZZ_UNITS=$${EDGEGUARDD_FUZZ_UNITS:-5000} \
 		$(PY) -m pytest -q --timeout 3600 tests/property/test_oomlog.py tests/property/test_units.py tests/component/test_systemd_units.py
 

@@ -6,7 +6,7 @@ Sources: the parsers of src/core/load-fragment.c that load-fragment-gperf.gperf.
 
 from collections.abc import Callable, Mapping
 
-from edgeguardd.isolate import values
+from edgeguardd.core import systemdvalues as values
 
 _BOOLEANS = """
     Accept AllowIsolate BlockIOAccounting Broadcast CPUAccounting CPUSchedulingResetOnFork DefaultDependencies
