@@ -68,6 +68,7 @@ def others(found: Others) -> dict[str, Any]:
                     {
                         **_texts(to_builtins(kill.said)),
                         "repeated": kill.times if kill.times > 1 else None,
+                        "processes": list(kill.processes) or None,
                         **_when(kill.when),
                     }
                 )

@@ -140,8 +140,7 @@ class Collector:
         if message is not None:
             self._message(line, message)
             return
-        if line.text.startswith("["):
-            self._table(line)
+        if line.text.startswith("[") and self._table(line):
             return
         said = othermessages.read(line.text)
         if said is not None:
@@ -297,17 +296,18 @@ class Collector:
             report.stats_of = report.stats_of or message.path or None
             report.stats.update(dict(list(message.stats.items())[:MAX_STATS]))
 
-    def _table(self, line: Line) -> None:
+    def _table(self, line: Line) -> bool:
+        """Whether it is of a task dump."""
         key = (line.host, line.caller)
         report = self._weak(key)
         columns = tasktable.head(line.text)
         if columns is not None:
             report = self._strong(key, line, lambda found: found.columns is not None)
             report.columns, report.idle_lines = columns, 0
-            return
+            return True
         task = tasktable.row(line.text, report.columns if report is not None else None)
         if task is None:
-            return
+            return False
         if report is None:
             self._close(key)
             report = self._start(key, line)
@@ -316,6 +316,7 @@ class Collector:
             report.tasks.setdefault(task.pid, task)
         else:
             report.tasks_dropped += 1
+        return True
 
     def _killed(self, key: Key, line: Line, message: kernel.Killed) -> None:
         victim = Victim(message.pid, message.comm, UNKNOWN, When.of(line), dict(message.figures), message.uid)

@@ -84,14 +84,15 @@ class Line(Struct):
         return self.stamp if self.seconds is None else self.seconds
 
 
-_QUOTE = re.compile(r"(?:> ?)+|\| ")
+_QUOTE = re.compile(r"(?:> ?)+|\| |[-*] (?=\[ *\d)")
 _KMSG = re.compile(r"(\d{1,4}),(\d{1,20}),(\d{1,20}),([^;]{1,80});")
 _WORDS = re.compile(rf"({'|'.join(FACILITIES)}) *: *({'|'.join(LEVELS)}) *: ?")
 _RFC5424 = re.compile(
     r"(?:<(\d{1,3})>)?1 (\d{4}-\d\d-\d\dT\S{8,30}|-) (\S{1,255}) (\S{1,48}) (\S{1,128}) \S{1,32} "
     r"(?:-|(?:\[(?:[^\]\\]|\\.)*\])+)(?: |$)\ufeff?"
 )
-_PRIORITY = re.compile(r"<(\d{1,3})>")
+# Copied out of a web page's source it is &lt;3&gt;.
+_PRIORITY = re.compile(r"(?:<|&lt;)(\d{1,3})(?:>|&gt;)")
 _SECONDS = re.compile(r"\[ *(\d{1,12}\.\d{1,9})(?: *< *\d+\.\d+>)? ?\] ?")
 _DELTA = re.compile(r"\[(?:< *\d+\.\d+>| *\+\d+\.\d+)\] ?")
 _STAMP = re.compile(r"\[([^\[\]<]{0,40}\d\d:\d\d[^\[\]<]{0,40}?)(?: *< *\d+\.\d+>)?\](?:: ?| ?)")
@@ -111,6 +112,7 @@ _SYSLOG = re.compile(
     r"(?: [A-Z]{3,4}(?= \d{4} ))?(?: \d{4})? "
 )
 _UNIX = re.compile(r"(\d{10}\.\d{3,6}) ")
+_CLOCK = re.compile(r"(\d\d:\d\d:\d\d(?:\.\d{1,6})?) ")
 _CRI = re.compile(r"(?:stdout|stderr) [FP] ")
 _PROGRAM = re.compile(
     rf"(?:(?!(?:{'|'.join(FACILITIES)})\.)([^\s\[]{{0,254}}[^\s:\[\]]) )?(?:({'|'.join(FACILITIES)})\.([a-z]{{3,7}}) )?"
@@ -133,7 +135,7 @@ _EVENT = re.compile(r"\bOOMKilling\b.{0,300}?\b(?=(?:Memory cgroup out|Out) of m
 _ANCHOR = re.compile(r"(?:(?<=[\s:|])|^)(?:<\d{1,3}>)?(?=\[ *\d{1,12}\.\d{6}\])|(?:(?<=\s)|^)kernel: ")
 _ANCHOR_WITHIN = 300
 # What a log that is indented as a whole begins with.
-_INDENTED = (_SECONDS, _PRIORITY, _STAMP, _ISO, _SYSLOG, _KMSG)
+_INDENTED = (_SECONDS, _PRIORITY, _STAMP, _ISO, _SYSLOG, _KMSG, _WORDS)
 
 _ESCAPED = re.compile(rb"\\x([0-9a-fA-F]{2})")
 _ESCAPED_SYSLOG = re.compile(rb"#([0-3][0-7]{2})")
@@ -181,7 +183,7 @@ def _one_piece(line: Line, text: str, at: int) -> int | None:  # noqa: C901, PLR
     head = text[at : at + 1]
     if head == "[":
         return _bracket(line, text, at)
-    if head == "<" or head.isdigit():
+    if head in ("<", "&") or head.isdigit():
         if line.seq is None and (found := _KMSG.match(text, at)):
             return _kmsg(line, found)
         if found := _RFC5424.match(text, at):
@@ -195,7 +197,7 @@ def _one_piece(line: Line, text: str, at: int) -> int | None:  # noqa: C901, PLR
         if found := _LOGCAT.match(text, at):
             line.stamp = found[1]
             return _logcat(line, found, found[5], int(found[2]))
-        if line.outer is None and (found := _UNIX.match(text, at)):
+        if line.outer is None and (found := _UNIX.match(text, at) or _CLOCK.match(text, at)):
             line.outer = found[1]
             return found.end()
     if found := _WORDS.match(text, at):

@@ -208,6 +208,7 @@ _TRACED: Final = {
     "__alloc_pages_may_oom": "global",
     "pagefault_out_of_memory": "pagefault",
 }
+_SPACED = re.compile(r", *\s(?=(?:nodemask|cpuset|mems_allowed|oom_memcg|task_memcg|task|pid|uid)=|global_oom)")
 _GLOBAL_STARTS: Final = ("Mem-Info:", "Mem-info:")
 
 
@@ -269,6 +270,9 @@ def _oom_kill(text: str) -> OomKill | None:
     """From the right: pid and uid; then the name, of at most 15 bytes; then the paths; then the rest from the left."""
     if not text.startswith(("oom-kill:constraint=", "oom-kill: constraint=")):
         return None
+    if ",pid=" not in text:
+        # Retyped or laid out by hand.
+        text = _SPACED.sub(",", text)
     tail = re.search(r",pid=(\d{1,10}),uid=(\d{1,10})\s*$", text)
     rest = text[: tail.start()] if tail else text
     rest, task, cut = _before_task(rest, whole=tail is not None)
@@ -280,7 +284,7 @@ def _oom_kill(text: str) -> OomKill | None:
     mems = re.search(r",mems_allowed=([\d,-]*)$", rest)
     cpuset = re.search(r",cpuset=(.*)$", rest[: mems.start()] if mems else "", re.DOTALL)
     nodemask = re.search(r",nodemask=([\d,-]+),cpuset=", rest)
-    constraint = re.match(r"oom-kill: ?constraint=(CONSTRAINT_(?:NONE|CPUSET|MEMORY_POLICY|MEMCG))(?=,)", rest)
+    constraint = re.match(r"oom-kill: ?constraint=(CONSTRAINT_(?:NONE|CPUSET|MEMORY_POLICY|MEMCG))(?![A-Z_])", rest)
     return OomKill(
         constraint=constraint and constraint[1],
         nodemask=nodemask and nodemask[1],

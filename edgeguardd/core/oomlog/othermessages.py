@@ -10,6 +10,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+MAX_TALOS_VICTIMS: Final = 1024
+
 
 class UnitSaid(Struct, frozen=True):
     """systemd about a unit: `result` oom-kill, or how many processes systemd-oomd killed in it, or neither."""
@@ -66,6 +68,12 @@ class UserspaceKilled(Struct, frozen=True):
     cgroup: str | None = None
 
 
+class TalosVictims(Struct, frozen=True):
+    """The processes of the cgroup that Talos has just killed."""
+
+    processes: tuple[int | str, ...]
+
+
 class KubeletSaw(Struct, frozen=True):
     """kubelet's node event about a kernel kill: no kill of its own."""
 
@@ -73,7 +81,7 @@ class KubeletSaw(Struct, frozen=True):
     pid: int | None
 
 
-Other = UnitSaid | OomdKilled | LowMemoryKilled | LowMemoryReason | UserspaceKilled | KubeletSaw
+Other = TalosVictims | UnitSaid | OomdKilled | LowMemoryKilled | LowMemoryReason | UserspaceKilled | KubeletSaw
 
 _UNIT_KILL = re.compile(
     r"(\S{1,255}\.(?:service|scope|slice|socket|mount|swap)): "
@@ -84,7 +92,9 @@ _UNIT_RESULT = re.compile(r"(\S{1,255}\.(?:service|scope|slice|socket|mount|swap
 _UNIT_OOMD = re.compile(
     r"(\S{1,255}\.(?:service|scope|slice)): systemd-oomd killed (?:(\d{1,9})|some) process\(es\) in this unit"
 )
-_OOMD_KILLED = re.compile(r"(?:Killed (/\S*) due to|Marked (/\S*) for killing due to) (.*)", re.DOTALL)
+_OOMD_KILLED = re.compile(
+    r"(?:Killed ((?:/|…|\w)\S*) due to|Marked ((?:/|…|\w)\S*) for killing due to) (memory .*|swap .*)", re.DOTALL
+)
 _OOMD_PRESSURE = re.compile(
     r"memory pressure for (\S+) being (?:(\d+(?:\.\d+)?)% > (\d+(?:\.\d+)?)% for > (\d+)(ms|min|s|h)?)?"
 )
@@ -122,6 +132,7 @@ _NOHANG = re.compile(
     re.IGNORECASE,
 )
 _TALOS = re.compile(r"\[talos\] Sending SIGKILL to cgroup (\{.*\})", re.DOTALL)
+_TALOS_VICTIMS = re.compile(r"\[talos\] victim processes: (\{.*\})", re.DOTALL)
 _FACEBOOK = re.compile(r"(?:\d+(?:\.\d+)? ){3,}(\S{1,1000}) \d+ ruleset:\[.*\] detectorgroup:", re.DOTALL)
 _KUBELET = re.compile(r".{0,300}?System OOM encountered, victim process: (.*?)(?:, pid: (\d{1,10}))?\s*$", re.DOTALL)
 
@@ -204,15 +215,21 @@ def _nohang(text: str) -> UserspaceKilled | None:
     return UserspaceKilled("nohang", _kb(found[2]), found[3] or None, None, found[1].upper())
 
 
-def _talos(text: str) -> UserspaceKilled | None:
-    found = _TALOS.match(text)
+def _talos(text: str) -> UserspaceKilled | TalosVictims | None:
+    found = _TALOS.match(text) or _TALOS_VICTIMS.match(text)
     if found is None:
         return None
     try:
         value: Any = msgspec.json.decode(found[1].encode("utf-8", "replace"))
     except (msgspec.DecodeError, RecursionError):
         return None
-    cgroup = value.get("cgroup") if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    if found.re is _TALOS_VICTIMS:
+        names = value.get("processes")
+        rows = [row for row in names if isinstance(row, int | str)] if isinstance(names, list) else []
+        return TalosVictims(tuple(rows[:MAX_TALOS_VICTIMS]))
+    cgroup = value.get("cgroup")
     return UserspaceKilled("talos", signal="SIGKILL", cgroup=cgroup) if isinstance(cgroup, str) else None
 
 
@@ -238,6 +255,7 @@ _READERS: tuple[tuple[str, Callable[[str], Other | None]], ...] = (
     ("Killing process", _earlyoom),
     ("SIGTERM", _nohang),
     ("SIGKILL to cgroup", _talos),
+    ("victim processes: ", _talos),
     ("SIGKILL", _nohang),
     (" detectorgroup:", _facebook),
     ("System OOM encountered", _kubelet),

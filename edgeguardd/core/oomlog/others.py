@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from edgeguardd.core.oomlog.dress import Line
-from edgeguardd.core.oomlog.othermessages import KubeletSaw, OomdKilled, UnitSaid, UserspaceKilled
+from edgeguardd.core.oomlog.othermessages import KubeletSaw, OomdKilled, TalosVictims, UnitSaid, UserspaceKilled
 from edgeguardd.core.oomlog.report import When
 
 MAX_EACH: Final = 1024
@@ -37,6 +37,7 @@ class Userspace(Struct):
     said: UserspaceKilled
     when: When
     times: int = 1
+    processes: tuple[int | str, ...] = ()
 
 
 class Others:
@@ -60,6 +61,9 @@ class Others:
             self._oomd(said, line)
         elif isinstance(said, UserspaceKilled):
             self._userspace(said, line)
+        elif isinstance(said, TalosVictims):
+            if self.userspace and self.userspace[-1].said.killer == "talos":
+                self.userspace[-1].processes = said.processes
         elif isinstance(said, KubeletSaw) and len(self.kubelet) < MAX_EACH:
             self.kubelet.append(said)
 

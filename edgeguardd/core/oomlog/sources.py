@@ -20,9 +20,11 @@ MAX_FIELDS: Final = 64
 
 # What a line must have to be looked at while no report is open.
 SCREEN: Final = re.compile(
-    rb"oom|OOM|emory|[Kk]ill|total_vm|panic|SIG(?:TERM|KILL)|Mem-Info|[Ss]ys[Rr]q|\[ *\d+\] +\d+ +\d+ +\d+ +\d+"
-    rb'|"MESSAGE" ?: ?\['
+    rb"oom|OOM|emory|[Kk]ill|total_vm|panic|SIG(?:TERM|KILL)|victim proc|Mem-Info|[Ss]ys[Rr]q"
+    rb'|\[ *\d+\] +\d+ +\d+ +\d+ +\d+|"MESSAGE" ?: ?\['
 )
+# As text sequences and server-sent events have it, too, and as a row of an array.
+_JSON_STARTS = re.compile(rb'[\s\x1e,\[]{0,64}(?:data: ?)?\{ ?"')
 _OPENS_RECORD = re.compile(rb"__CURSOR=|\[s=[0-9a-f]{8}|^\s*[{\[]\s*$|^\s*\},?\s*\{\s*$|\"dmesg\"")
 
 # Journal fields that are used, and those of other makers that hold the message, the best first.
@@ -74,7 +76,7 @@ class Sources:
         yield from self._record_ends()
 
     def _part(self, part: bytes) -> Iterator[Line]:
-        if part[:1] in b"{\x1e[d" and (b'{"' in part[:64] or b"{ " in part[:64]) and part.rstrip(b", \r")[-1:] == b"}":
+        if _JSON_STARTS.match(part) and part.rstrip(b", \r]")[-1:] == b"}":
             value = _json(part[:MAX_JSON_BYTES])
             if value is not None:
                 yield from _from_fields(value)
@@ -136,8 +138,6 @@ def _json(part: bytes) -> dict[str, Any] | None:
         value = msgspec.json.decode(part[start:].rstrip(b", \r"))
     except (msgspec.DecodeError, RecursionError):
         return None
-    if isinstance(value, dict) and isinstance(value.get("dmesg"), list):
-        return value
     return value if isinstance(value, dict) else None
 
 

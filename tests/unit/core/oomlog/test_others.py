@@ -43,6 +43,9 @@ def test_talos_kills_a_cgroup() -> None:
     assert found["events"] == []
     (row,) = found["userspace_kills"]
     assert (row["killer"], row["cgroup"]) == ("talos", "/sys/fs/cgroup/kubepods/burstable/pod77")
+    victims = '[talos] victim processes: {"component": "x", "processes": [56372, "/bin/a b"]}'
+    (row,) = answer(f"{TALOS}\n{victims}")["userspace_kills"]
+    assert row["processes"] == [56372, "/bin/a b"]
 
 
 def test_a_kubelets_event_is_no_kill_of_its_own() -> None:
@@ -106,10 +109,15 @@ def test_systemd_oomd_in_its_versions() -> None:
         "Jan 1 00:00:02 h systemd[1]: c.scope: systemd-oomd killed 12 process(es) in this unit.",
         "Jan 1 00:00:03 h systemd-oomd[5]: Failed to kill any cgroup(s) under /a based on pressure: No such device",
         "Jan 1 00:00:03 h systemd-oomd[5]: oomd attempting to kill 407 with KILL",
+        (
+            "19:46:58 systemd-oomd[726]: Marked …ea541d95.scope for killing due to memory used (16260780032) / total (16419115008) "
+            "and swap used (29560922112) / total (32838500352) being more than 90.00%"
+        ),
     )
     found = answer("\n".join(lines))
     assert found["events"] == []
-    swap, pressure = found["oomd"]
+    swap, pressure, marked = found["oomd"]
+    assert (marked["killed_cgroup"], marked["reason"]) == ("…ea541d95.scope", "swap")
     assert (swap["killed_cgroup"], swap["reason"]) == ("/a/b.service", "swap")
     assert (pressure["monitored_cgroup"], pressure["pressure_pct"], pressure["duration_s"], pressure["processes"]) == (
         *("/a", 62.02, 30),

@@ -237,6 +237,20 @@ def test_a_chosen_process_that_is_ending_by_itself_is_no_kill() -> None:
     assert found["incomplete"][0]["already_exiting_pid"] == 9
 
 
+def test_a_report_laid_out_by_hand_is_read() -> None:
+    """Broken at commas and indented, as people put it into a document."""
+    lines = (
+        "[  581.507012] oom-kill:constraint=CONSTRAINT_MEMCG, oom_memcg=/process/bash,",
+        "               task_memcg=/process/bash, task=python, pid=2269, uid=0",
+        "[  581.513643] Memory cgroup out of memory: Killed process 2269 (python)",
+        "               total-vm:31786400kB, anon-rss:13945980kB, file-rss:11996kB,",
+        "               shmem-rss:0kB, pgtables:28172kB",
+    )
+    (event,) = answer("\n".join(lines))["events"]
+    assert (event["comm"], event["total_vm_kb"], event["pgtables_kb"], event["uid"]) == ("python", 31786400, 28172, 0)
+    assert (event["oom_memcg"], event["constraint"]) == ("/process/bash", "CONSTRAINT_MEMCG")
+
+
 def test_sysrq_f_is_told_apart() -> None:
     """order=-1 marks what somebody asked for."""
     lines = (
