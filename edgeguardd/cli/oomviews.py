@@ -15,7 +15,7 @@ from typing import Any, Final
 from edgeguardd.cli import common
 from edgeguardd.core.oomlog import asjson, verdict
 from edgeguardd.core.oomlog.collector import Collector
-from edgeguardd.core.oomlog.kernelmessages import UNLIMITED_KB
+from edgeguardd.core.oomlog.messages import UNLIMITED_KB
 from edgeguardd.core.oomlog.report import Report, Victim
 from edgeguardd.core.oomlog.tasktable import Task
 from edgeguardd.core.text import printable

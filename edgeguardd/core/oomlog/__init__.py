@@ -2,6 +2,7 @@
 
     sources.Sources  a raw line -> the lines of the log in it (JSON, journal export, plain)
     dress            what a log style puts around a message: times, host, program, priority, caller
+    halves           lines that were cut in two -> whole ones
     kernelmessages   a kernel message -> what it says; othermessages: the same for systemd, oomd, lmkd, earlyoom
     tasktable        the rows of the task dump, by the names in its header
     collector        what was said -> reports, kept apart, joined, closed

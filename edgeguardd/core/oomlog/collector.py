@@ -8,7 +8,6 @@ The kernel holds oom_lock while it reports (mm/oom_kill.c), so that one report a
 (dump_header under oom_rs) leaves out all but the kill itself.
 """
 
-import re
 from collections import deque
 from collections.abc import Callable
 from typing import Final, assert_never
@@ -16,8 +15,9 @@ from typing import Final, assert_never
 from msgspec import structs
 
 from edgeguardd.core.oomlog import kernelmessages as kernel
-from edgeguardd.core.oomlog import othermessages, tasktable
+from edgeguardd.core.oomlog import messages, othermessages, tasktable
 from edgeguardd.core.oomlog.dress import Line
+from edgeguardd.core.oomlog.halves import Halves
 from edgeguardd.core.oomlog.others import Others
 from edgeguardd.core.oomlog.report import (
     LOW_MEMORY_KILLER,
@@ -39,19 +39,10 @@ MAX_OPEN: Final = 64
 # Closed ones that wait for the reaper's line, or for a kill that the lines of another report had held up.
 LATE_REPORTS: Final = 8
 MAX_RECENT: Final = 4096
-# A line of a report that was cut in two is searched for its other half so far.
-MAX_HELD_LINES: Final = 12
-MAX_JOINS: Final = 4
+# Android's driver prints four lines at once.
+WAITED_LINES: Final = 4
 # The same process named again within this time is one kill printed twice (group kills, two consoles).
 SAME_KILL_S: Final = 10.0
-# Indentation of the second line of a record by dmesg (as wide as its times); what a mailer folds has less.
-RECORD_INDENT: Final = 8
-
-# Printed piece by piece (pr_cont): another CPU's line in between makes lines of the pieces.
-_PIECEWISE: Final = ("oom-kill:constraint=", "Task in ", "Tasks in ", "Memory limit reached of cgroup ")
-_PIECE: Final = (",", "/", " killed as", " as a result", " are going", "\n")
-_SOFT_BREAK = re.compile(r"=([0-9A-F]{2})")
-
 Key = tuple[str | None, str | None]
 HasIt = Callable[[Report], bool]
 
@@ -66,9 +57,7 @@ class Collector:
         self._closed: deque[Report] = deque()
         self._done: list[Report] = []
         self._recent: dict[int, Victim] = {}
-        self._held: Line | None = None
-        self._held_for = 0
-        self._joins = 0
+        self._halves = Halves()
         self._quoted: list[Line] = []
         self._kernel_spoke = False
         self._last: Report | None = None
@@ -78,11 +67,12 @@ class Collector:
     @property
     def busy(self) -> bool:
         """Whether something is open that a flush would end."""
-        return bool(self._open or self._closed or self._done) or self._held is not None
+        return bool(self._open or self._closed or self._done) or self._halves.holding
 
     def feed(self, raw: bytes) -> None:
         """Take in one raw line, without its newline."""
-        everything = bool(self._open) or self._held is not None or self.others.waiting
+        everything = bool(self._open) or self._halves.holding or self.others.waiting > 0
+        self.others.waiting = max(0, self.others.waiting - 1)
         for line in self._sources.feed(raw, everything=everything):
             self._line(line)
         if self._open:
@@ -118,15 +108,11 @@ class Collector:
     # Lines
 
     def _line(self, line: Line) -> None:
-        if self._held is not None and self._joined(self._held, line):
-            return
-        if not line.from_kernel:
-            self._not_from_kernel(line)
-            return
-        if self._is_incomplete(line):
-            self._held, self._held_for, self._joins = line, 0, 0
-            return
-        self._read(line)
+        for whole in self._halves.feed(line):
+            if whole.from_kernel:
+                self._read(whole)
+            else:
+                self._not_from_kernel(whole)
 
     def _not_from_kernel(self, line: Line) -> None:
         said = othermessages.read(line.text)
@@ -146,111 +132,63 @@ class Collector:
         if said is not None:
             self._other(line, said)
 
-    def _is_incomplete(self, line: Line) -> bool:
-        """Whether the rest of a line may be on the next."""
-        if "illed process " in line.text:
-            message = kernel.read(line.text)
-            return message is None or (isinstance(message, kernel.Killed) and not message.whole)
-        return line.text.startswith(_PIECEWISE) and not _complete(kernel.read(line.text))
-
-    def _joined(self, held: Line, line: Line) -> bool:
-        """Whether the line went into the one that is held. If not, the held one is read as it stands, or waits on."""
-        text = line.text.lstrip(" ") if not line.dressed else line.text
-        piecewise = held.text.startswith(_PIECEWISE)
-        soft = held.text.endswith("=")
-        folded = text != "" and not line.dressed and (held.dressed or kernel.read(text) is None)
-        if piecewise and (line.fragment or line.text.startswith(_PIECE)):
-            candidate = held.text + line.text
-        elif soft and folded:
-            return self._soft_break(held, text)
-        elif folded:
-            indent = len(line.text) - len(text)
-            candidate = held.text + ("\n" if indent >= RECORD_INDENT else "") + text
-        else:
-            self._held_for += 1
-            message = None if not line.from_kernel else kernel.read(line.text)
-            if not piecewise or self._held_for > MAX_HELD_LINES or message is not None:
-                self._release()
-            return False
-        if not piecewise and not _better(kernel.read(candidate), kernel.read(held.text)):
-            self._release()
-            return False
-        self._held = structs.replace(held, text=candidate)
-        self._joins += 1
-        if self._joins >= MAX_JOINS or _complete(kernel.read(candidate)):
-            self._release()
-        return True
-
-    def _soft_break(self, held: Line, text: str) -> bool:
-        """A mail's quoted-printable line break: what it hid is told apart from what the log has in plain text."""
-        self._held = None
-        self._read(held)
-        joined = held.text[:-1] + text.removesuffix("=")
-        joined = _SOFT_BREAK.sub(lambda m: chr(int(m[1], 16)), joined)
-        decoded, plain = kernel.read(joined), kernel.read(held.text)
-        victim = self._recent.get(decoded.pid) if isinstance(decoded, kernel.Killed) else None
-        if victim is not None and isinstance(decoded, kernel.Killed) and isinstance(plain, kernel.Killed):
-            victim.decoded = {key: kb for key, kb in decoded.figures.items() if key not in plain.figures}
-        return True
-
-    def _release(self) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            self._read(held)
-
     def _grow_idle(self) -> None:
         for key in [key for key, report in self._open.items() if report.idle_lines >= MAX_IDLE_LINES]:
             self._close(key)
         for report in self._open.values():
             report.idle_lines += 1
 
+    def _release(self) -> None:
+        for line in self._halves.end():
+            self._read(line)
+
     # Messages of the kernel
 
-    def _message(self, line: Line, message: kernel.Message) -> None:
+    def _message(self, line: Line, message: messages.Message) -> None:
         key = (line.host, line.caller)
         self._kernel_spoke = True
         if key in self._open:
             self._open[key].idle_lines = 0
         match message:
-            case kernel.Invoked():
+            case messages.Invoked():
                 self._close(key)
                 self._start(key, line).invoked = message
-            case kernel.Killed():
+            case messages.Killed():
                 self._killed(key, line, message)
-            case kernel.GroupKill():
+            case messages.GroupKill():
                 self._group(key, line, message)
-            case kernel.Reaped():
+            case messages.Reaped():
                 self._reaped(line, message)
-            case kernel.NoVictim():
+            case messages.NoVictim():
                 report = self._strong(key, line, lambda _: False)
                 report.no_victim = When.of(line)
                 report.panic = report.panic or line.text.startswith("Kernel panic")
                 self._close(key)
-            case kernel.AlreadyExiting():
+            case messages.AlreadyExiting():
                 self._strong(key, line, lambda _: False).exiting_pid = message.pid
-            case kernel.Panic():
+            case messages.Panic():
                 self._panicked(message)
             case _:
                 self._describe(key, line, message)
 
-    def _describe(self, key: Key, line: Line, message: kernel.Description) -> None:
+    def _describe(self, key: Key, line: Line, message: messages.Description) -> None:
         """What precedes a kill: some lines only a report has, others are worth something inside of one."""
         match message:
-            case kernel.TaskIn():
+            case messages.TaskIn():
                 self._strong(key, line, lambda found: found.task_in is not None).task_in = message
-            case kernel.UsageLine():
+            case messages.UsageLine():
                 self._strong(key, line, lambda found: message.what in found.usage).usage[message.what] = message
-            case kernel.OomKill():
+            case messages.OomKill():
                 report = self._strong(key, line, lambda found: found.oom_kill is not None)
                 report.oom_kill, report.oom_kill_when = message, When.of(line)
-            case kernel.Chosen():
+            case messages.Chosen():
                 report = self._strong(key, line, lambda found: found.chosen is not None)
                 report.chosen = Chosen(message.scope, message.pid, message.comm, message.score, When.of(line))
-            case kernel.StatsOf():
+            case messages.StatsOf():
                 self._stats_of(key, line, message)
-            case kernel.Evidence():
+            case messages.Evidence():
                 self._evidence(key, line, message)
-            case kernel.Context() | kernel.Cpuset() | kernel.Stat() | kernel.SwapLine():
+            case messages.Context() | messages.Cpuset() | messages.Stat() | messages.SwapLine():
                 open_report = self._weak(key)
                 if open_report is not None:
                     open_report.describe(message)
@@ -276,7 +214,7 @@ class Collector:
             report = self._start(key, line)
         return report
 
-    def _evidence(self, key: Key, line: Line, message: kernel.Evidence) -> None:
+    def _evidence(self, key: Key, line: Line, message: messages.Evidence) -> None:
         if message.what == "suppressed":
             self.others.suppressed += message.figure or 0
             return
@@ -286,7 +224,7 @@ class Collector:
         if report is not None:
             report.seen.add(message.what)
 
-    def _stats_of(self, key: Key, line: Line, message: kernel.StatsOf) -> None:
+    def _stats_of(self, key: Key, line: Line, message: messages.StatsOf) -> None:
         report = self._weak(key)
         if report is None and message.path:
             self._close(key)
@@ -318,13 +256,14 @@ class Collector:
             report.tasks_dropped += 1
         return True
 
-    def _killed(self, key: Key, line: Line, message: kernel.Killed) -> None:
+    def _killed(self, key: Key, line: Line, message: messages.Killed) -> None:
         victim = Victim(message.pid, message.comm, UNKNOWN, When.of(line), dict(message.figures), message.uid)
         victim.score_adj, victim.shares_memory = message.score_adj, message.shares_memory
         if self._known(self._open.get(key), victim):
             return
         report = self._report_for(key, line, message)
         victim.scope = message.scope or report.scope
+        victim.decoded = _decoded(line, message)
         if report.victims and report.group_path is not None:
             victim.role = "member"
         if victim.shares_memory and report.victims:
@@ -334,7 +273,7 @@ class Collector:
             report.victims.append(victim)
         self._remember(victim)
 
-    def _report_for(self, key: Key, line: Line, message: kernel.Killed) -> Report:
+    def _report_for(self, key: Key, line: Line, message: messages.Killed) -> Report:
         """The report that this kill ends, or belongs to as one of a group."""
         report = self._open.get(key)
         if report is None or not report.taking_context or report.expected_pid != message.pid:
@@ -378,13 +317,13 @@ class Collector:
         if len(self._recent) > MAX_RECENT:
             del self._recent[next(iter(self._recent))]
 
-    def _group(self, key: Key, line: Line, message: kernel.GroupKill) -> None:
+    def _group(self, key: Key, line: Line, message: messages.GroupKill) -> None:
         report = self._open.get(key) or self._start(key, line)
         report.group_path, report.group_when = message.path, When.of(line)
         if report.victims:
             report.victims[0].role = "trigger"
 
-    def _reaped(self, line: Line, message: kernel.Reaped) -> None:
+    def _reaped(self, line: Line, message: messages.Reaped) -> None:
         victim = self._recent.get(message.pid)
         if victim is None:
             self.others.reaped_unknown(message.pid, message.comm, When.of(line))
@@ -393,7 +332,7 @@ class Collector:
         victim.reap_failed = not message.done
         victim.left_after_reaping = dict(message.figures)
 
-    def _panicked(self, message: kernel.Panic) -> None:
+    def _panicked(self, message: messages.Panic) -> None:
         about_memory = "emory" in message.text or "OOM" in message.text
         if self._last is not None and (about_memory or "init" in message.text):
             self._last.panic = True
@@ -411,9 +350,9 @@ class Collector:
             if not self._known(None, victim):
                 self._closed.append(Report(When.of(line), victims=[victim]))
                 self._remember(victim)
-                self.others.waiting = said.to_free_kb is None and said.reason is None
+                self.others.waiting = WAITED_LINES if said.to_free_kb is None and said.reason is None else 0
         elif isinstance(said, othermessages.LowMemoryReason):
-            self.others.waiting = False
+            self.others.waiting = 0
             last = self._closed[-1].victims[-1] if self._closed and self._closed[-1].victims else None
             if last is not None and last.low_memory is not None and last.low_memory.to_free_kb is None:
                 last.low_memory = structs.replace(last.low_memory, **structs.asdict(said))
@@ -451,23 +390,12 @@ def _victim_of_choice(report: Report, pid: int) -> Victim:
     return Victim(pid, task, report.scope, report.oom_kill_when or report.when, line_seen=False)
 
 
-def _complete(message: kernel.Message | None) -> bool:
-    """Whether nothing is missing at the end of the line."""
-    if isinstance(message, kernel.OomKill):
-        return message.pid is not None
-    if isinstance(message, kernel.Killed):
-        return message.whole
-    return message is not None
-
-
-def _better(joined: kernel.Message | None, alone: kernel.Message | None) -> bool:
-    """Whether two halves together say more than the first one."""
-    if not isinstance(joined, kernel.Killed) or not isinstance(alone, kernel.Killed):
-        return joined is not None and alone is None
-    if joined.pid != alone.pid:
-        return False
-    more = len(joined.figures) > len(alone.figures) or (joined.uid, joined.score_adj) != (alone.uid, alone.score_adj)
-    return more or (alone.comm is None and joined.comm is not None)
+def _decoded(line: Line, message: messages.Killed) -> dict[str, int]:
+    """The figures that a mail's transfer encoding hides: they are told apart from what the log has in plain text."""
+    hidden = None if line.decoded is None else kernel.read(line.decoded)
+    if not isinstance(hidden, messages.Killed) or hidden.pid != message.pid:
+        return {}
+    return {key: kb for key, kb in hidden.figures.items() if key not in message.figures}
 
 
 def _same_kill(old: Victim, new: Victim) -> bool:

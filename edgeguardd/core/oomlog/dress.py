@@ -53,7 +53,7 @@ class Line(Struct):
     """One line of a log: its message, and what its dress said.
 
     `seconds` is kernel time; `stamp` a time that stands where kernel time would (dmesg -T, logcat); `outer` the time of
-    whoever stored the line. `fragment`: a piece of a longer line. `indent`: blanks before an undressed line.
+    whoever stored the line. `fragment`: a piece of a longer line.
     """
 
     text: str
@@ -71,7 +71,7 @@ class Line(Struct):
     tag: str | None = None
     fragment: bool = False
     dressed: bool = False
-    indent: int = 0
+    decoded: str | None = None
 
     @property
     def from_kernel(self) -> bool:
@@ -146,8 +146,7 @@ def undress(raw: str) -> Line:
     """Take off all dress that is known. Bytes that are no UTF-8 are in `raw` as lone surrogates."""
     text = _TERMINAL.sub("", raw) if "\x1b" in raw else raw
     text = text.lstrip("\ufeff")
-    bare = text.lstrip(" ")
-    line = Line(text, indent=len(text) - len(bare))
+    line = Line(text)
     at = _skip(_QUOTE, text, 0)
     blanks = len(text) - at - len(text[at:].lstrip(" "))
     if blanks and any(piece.match(text, at + blanks) for piece in _INDENTED):

@@ -41,7 +41,7 @@ class Userspace(Struct):
 
 
 class Others:
-    """Filled by the collector. `waiting`: the second line of a message is still to come."""
+    """Filled by the collector. `waiting`: so many lines may pass before the second one of a message has come."""
 
     def __init__(self) -> None:
         self.units: list[Unit] = []
@@ -51,7 +51,7 @@ class Others:
         self.reaped: dict[int, tuple[str | None, When]] = {}
         self.panic: str | None = None
         self.suppressed = 0
-        self.waiting = False
+        self.waiting = 0
 
     def take(self, said: UnitSaid | OomdKilled | UserspaceKilled | KubeletSaw | object, line: Line) -> None:
         """Keep what was said, joined with what was said about the same before."""

@@ -1,6 +1,6 @@
 """One OOM as the log tells it: the report with its victims, filled by the collector and read when it is closed.
 
-Must not: read text. Upstream: kernelmessages, tasktable (the parts). Downstream: collector, asjson, verdict.
+Must not: read text. Upstream: messages, tasktable (the parts). Downstream: collector, asjson, verdict.
 """
 
 from typing import Final, assert_never
@@ -8,7 +8,7 @@ from typing import Final, assert_never
 from msgspec import Struct, field
 
 from edgeguardd.core.oomlog.dress import Line
-from edgeguardd.core.oomlog.kernelmessages import (
+from edgeguardd.core.oomlog.messages import (
     Context,
     Cpuset,
     Invoked,
@@ -153,6 +153,8 @@ class Report(Struct):
             return MEMCG
         if self.oom_kill is not None and self.oom_kill.is_global:
             return GLOBAL
+        if self.victims and self.victims[0].scope in (MEMCG, GLOBAL):
+            return self.victims[0].scope
         if self.chosen is not None:
             return self.chosen.scope
         if self.task_in is not None or self.usage or self.stats_of is not None or "memcg" in self.seen:

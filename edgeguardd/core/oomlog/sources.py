@@ -135,7 +135,7 @@ def _split(text: str) -> Iterator[Line]:
 def _json(part: bytes) -> dict[str, Any] | None:
     start = part.find(b"{")
     try:
-        value = msgspec.json.decode(part[start:].rstrip(b", \r"))
+        value = msgspec.json.decode(part[start:].rstrip(b", ]\r"))
     except (msgspec.DecodeError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

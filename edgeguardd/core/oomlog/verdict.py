@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from edgeguardd.core.oomlog.asjson import text
-from edgeguardd.core.oomlog.kernelmessages import UNLIMITED_KB
+from edgeguardd.core.oomlog.messages import UNLIMITED_KB
 from edgeguardd.core.oomlog.report import GLOBAL, LOW_MEMORY_KILLER, MEMCG, Report, Victim
 from edgeguardd.core.oomlog.tasktable import Task
 
