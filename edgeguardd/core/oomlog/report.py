@@ -149,17 +149,15 @@ class Report(Struct):
     @property
     def scope(self) -> str:
         """memcg, global or unknown. CONSTRAINT_NONE says nothing: 5.0 printed it for memory cgroups too."""
-        if self.oom_kill is not None and self.oom_kill.oom_memcg is not None:
-            return MEMCG
-        if self.oom_kill is not None and self.oom_kill.is_global:
-            return GLOBAL
+        kill = self.oom_kill
+        if kill is not None and (kill.oom_memcg is not None or kill.is_global):
+            return GLOBAL if kill.is_global else MEMCG
         if self.victims and self.victims[0].scope in (MEMCG, GLOBAL):
             return self.victims[0].scope
         if self.chosen is not None:
             return self.chosen.scope
-        if self.task_in is not None or self.usage or self.stats_of is not None or "memcg" in self.seen:
-            return MEMCG
-        if self.oom_kill is not None and self.oom_kill.constraint == "CONSTRAINT_MEMCG":
+        by_kill = kill is not None and kill.constraint == "CONSTRAINT_MEMCG"
+        if by_kill or self.task_in or self.usage or self.stats_of is not None or "memcg" in self.seen:
             return MEMCG
         return GLOBAL if self.seen & {"global", "sysrq"} else UNKNOWN
 
