@@ -45,14 +45,14 @@ docs: setup ## write the generated pages of docs/reference again
 	$(PY) -m edgeguardd.cli.reference docs/reference --example packaging/config/edgeguardd.toml --policy docs/explanation/policy.md \
 		--man docs/man
 
-system: ## tests with systemd, in QEMU
-	@echo "cannot run system tests: not built yet" >&2; exit 2
+system: setup ## the package in a Debian guest with systemd, in QEMU; as root, builds the guest's disk first (some minutes)
+	@$(PY) -m tests.system $(SYSTEM_OPTIONS)
 
 bench: ## measure latency, CPU and memory against the budgets
 	@echo "cannot run benchmarks: not built yet" >&2; exit 2
 
-deb: ## the Debian package
-	@echo "cannot build the Debian package: not built yet" >&2; exit 2
+deb: ## the Debian package, with every library inside: .build/deb/edgeguardd_*.deb
+	@packaging/debian/build.sh
 
 setup: ## system packages, .venv and all it needs; says what it installs, quick when done
 	@tests/support/setup.sh
