@@ -179,7 +179,9 @@ class Collector:
             case messages.UsageLine():
                 self._strong(key, line, lambda found: message.what in found.usage).usage[message.what] = message
             case messages.OomKill():
-                report = self._strong(key, line, lambda found: found.oom_kill is not None)
+                report = self._already_killed(line, message) or self._strong(
+                    key, line, lambda found: found.oom_kill is not None
+                )
                 report.oom_kill, report.oom_kill_when = message, When.of(line)
             case messages.Chosen():
                 report = self._strong(key, line, lambda found: found.chosen is not None)
@@ -194,6 +196,15 @@ class Collector:
                     open_report.describe(message)
             case _:
                 assert_never(message)
+
+    def _already_killed(self, line: Line, message: messages.OomKill) -> Report | None:
+        """The report of this kill in a log that is upside down (journalctl -r): there the kill comes first."""
+        for report in (*self._open.values(), *self._closed):
+            if report.oom_kill is None and report.when.host == line.host:
+                for victim in report.victims:
+                    if victim.pid == message.pid and victim.comm in (None, message.task):
+                        return report
+        return None
 
     def _start(self, key: Key, line: Line) -> Report:
         if len(self._open) >= MAX_OPEN:
@@ -405,8 +416,10 @@ def _same_kill(old: Victim, new: Victim) -> bool:
     if old.when.seq is not None and old.when.seq == new.when.seq:
         return True
     times = (old.when.timestamp, new.when.timestamp)
-    if isinstance(times[0], float) and isinstance(times[1], float):
-        return abs(times[1] - times[0]) <= SAME_KILL_S
     if times[0] is not None and times[0] == times[1]:
         return True
-    return old.figures == new.figures or not old.figures or not new.figures
+    # A board that runs into the same limit after each boot kills the same pid at about the same uptime.
+    alike = old.figures == new.figures or not old.figures or not new.figures
+    if isinstance(times[0], float) and isinstance(times[1], float):
+        return alike and abs(times[1] - times[0]) <= SAME_KILL_S
+    return alike

@@ -92,6 +92,18 @@ def test_a_pid_that_comes_again_is_another_kill() -> None:
     assert victims(log) == [(7, "a"), (7, "a")]
 
 
+def test_the_same_pid_in_every_boot_is_a_kill_each_time() -> None:
+    """A board in a loop: after each boot the same number dies at about the same uptime."""
+    assert victims("\n".join(f"[   80.{n}00000] {killed(700, rss_kb=48000 + n)}" for n in range(3))) == [(700, "a")] * 3
+
+
+def test_a_log_upside_down_has_the_same_kills() -> None:
+    """journalctl -r: the kill before its choice."""
+    (event,) = answer("\n".join(K + message for message in reversed(MODERN)))["events"]
+    wanted = ("victim_pid", "comm", "scope", "oom_memcg", "task_memcg", "anon_rss_kb", "uid")
+    assert [event.get(key) for key in wanted] == [7055, "a b(7", "memcg", "/egtest", "/egtest/x", 48328, 5]
+
+
 def test_two_hosts_in_one_log_are_kept_apart() -> None:
     """A central syslog: the reports of two machines line by line in turn."""
     one = [f"Nov 30 12:35:50 one kernel: {message}" for message in MODERN]
