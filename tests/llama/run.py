@@ -156,8 +156,8 @@ class Run:
                 *(sys.executable, "-m", "edgeguardd.cli.edgeguardctl", "bridge", "llama-server"),
                 *("--url", f"unix:{place.socket}", "--listen", f"unix:{gate}", "--cgroup", cgroup.below_root),
                 *("--socket", socket_path(directory), "--target", TARGET, "--log-format", "json"),
-                # Twice as many callers as places wait no longer than they would for a refusal.
-                *("--places", str(PLACES), "--patience", "500ms", "--", *place.argv()),
+                # Who finds no place is to know it within a second, also on a processor that the server keeps busy.
+                *("--places", str(PLACES), "--patience", "200ms", "--", *place.argv()),
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 env={**os.environ, **ENVIRONMENT},
