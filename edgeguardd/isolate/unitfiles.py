@@ -77,6 +77,9 @@ class SearchPath:
     def find(self, name: str) -> Found:
         """The files of the unit with this name, which must be valid and no template."""
         fragment = self._fragment(name)
+        original = self._copied_from(name, fragment)
+        if original is not None:
+            return self.find(original)
         known = {name, *self._aliases.get(name, ())}
         own = name
         if fragment is not None and names.valid(base := os.path.basename(fragment)) and base != name:
@@ -168,6 +171,16 @@ class SearchPath:
             if other and _alias_allowed(alias, name) and contents(path) == content:
                 copies[alias] = path
         return copies
+
+    def _copied_from(self, name: str, fragment: str | None) -> str | None:
+        """The unit whose alias link became the file of this name: its Alias= names the very file it stands in."""
+        content = b"" if fragment is None else contents(fragment)
+        declared = _declared(content)
+        if name not in declared or os.path.basename(fragment or "") != name:
+            return None
+        others = (other for other in sorted(self._targets) if other not in declared and _alias_allowed(name, other))
+        paths = ((other, self._targets[other]) for other in others)
+        return next((other for other, path in paths if path.startswith("/") and contents(path) == content), None)
 
     def _drop_ins(self, name: str, aliases: tuple[str, ...]) -> list[str]:
         """The drop-ins in the order in which they count: by file name; of several with one name the most specific."""

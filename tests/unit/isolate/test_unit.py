@@ -56,6 +56,7 @@ def test_an_alias_that_became_a_copy_is_taken_for_the_link_it_was_and_said(tmp_p
     unit = loaded(tmp_path, files, "a.service", ("etc", "lib"))
     assert unit.values["MemoryMax"] == GIB
     assert "taken for the alias link" in unit.found.notes[0]
+    assert loaded(tmp_path, {}, "b.service", ("etc", "lib")).found == unit.found
     (tmp_path / "etc/b.service").write_text(text + "# other\n")
     again = Loader(SearchPath((str(tmp_path / "etc"), str(tmp_path / "lib"))), Machine(GIB)).load("a.service")
     assert (again.found.aliases, again.found.notes) == ((), ())
