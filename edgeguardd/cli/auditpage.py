@@ -58,8 +58,8 @@ leaves only 0 and 2.
 | `unit`, `aliases`, `files` | the name, other names, and the files in the order in which they count |
 | `role` | {roles} |
 | `source` | `files`, or `systemd` where the running systemd was asked |
-| `effective` | what is in force, in the words of `systemctl show`: sizes in bytes or `"infinity"`, null for what \
-is not set |
+| `effective` | what is in force, in the words of `systemctl show`: sizes in bytes or `"infinity"`, null for what is \
+not set. `MemoryMin` and `MemoryLow` with what a slice above gives by its `DefaultMemory…` |
 | `verdicts` | rule → verdict |
 | `findings` | every verdict but `pass`: `rule`, `severity`, `verdict`, `why`, `remedy`, `adr`, `file`, `line`, \
 `ignored` (the \

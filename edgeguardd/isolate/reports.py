@@ -6,6 +6,7 @@ Must not: judge, open files. Upstream: judge. Downstream: cli.audit.
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
+from urllib.parse import quote
 from xml.etree import ElementTree as Xml
 
 from edgeguardd import __version__
@@ -174,9 +175,8 @@ def _result(report: Report, finding: Finding, base: str) -> dict[str, Any]:
 
 
 def _uri(path: str) -> str:
-    from urllib.parse import quote  # noqa: PLC0415  only SARIF needs it
-
-    return quote(path, safe="/@:")
+    """A path as a URI reference, whatever bytes the file's name has."""
+    return quote(path.encode(errors="surrogateescape"), safe="/@:")
 
 
 def _safe(line: str) -> str:

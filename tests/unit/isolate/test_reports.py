@@ -1,6 +1,7 @@
 """Reports as text, JSON, JUnit and SARIF: complete, safe to print, and of the form that CI systems read."""
 
 import json
+import os
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
@@ -27,6 +28,21 @@ def test_text_tells_rule_figures_place_and_remedy(tmp_path: Path) -> None:
     assert any(line.startswith("  ignored  no_new_privileges: NoNewPrivileges is no (reason: it ") for line in lines)
     assert any(line.startswith("  error    unit_loads: bad-setting: no ExecStart=") for line in lines)
     assert lines[-1].startswith("2 units: ")
+
+
+def test_file_names_may_be_any_bytes(tmp_path: Path) -> None:
+    """A drop-in whose name is no UTF-8 and holds what a terminal or XML would act on."""
+    unit = service(tmp_path, "")
+    (tmp_path / "a.service.d").mkdir()
+    (Path(os.fsdecode(os.fsencode(tmp_path) + b"/a.service.d/\xff\x1b<\n.conf"))).write_text(
+        "[Service]\nMemoryMax=1g\n"
+    )
+    report = judged(loaded(tmp_path, {}))
+    assert len(report.unit.files) == len(unit.files) + 1
+    assert "%FF%1B%3C%0A.conf" in reports.sarif([report], RULES)
+    assert Xml.fromstring(reports.junit([report])) is not None  # noqa: S314  written above
+    assert all(line.isprintable() for line in reports.text([report]))
+    assert reports.document([report], single=True).isascii()
 
 
 def test_brief_leaves_out_what_is_well_or_left_to_decide(tmp_path: Path) -> None:
