@@ -34,7 +34,7 @@ check: setup ## format, lint, types, layering
 kernel: setup ## only the kernel tests, each by name; on this host's cgroup v2 or in user-mode Linux
 	$(PY) -m pytest -v tests/kernel
 
-fuzz: setup ## 1,000,000 mutated lines at the server, 100,000 at each client, with figures (about 5 minutes)
+fuzz: setup ## 1,000,000 mutated lines at the server, 100,000 at each client, with figures (about 2 minutes)
 	@$(PY) -m tests.fuzz $(FUZZ_OPTIONS)
 
 fuzz-files: setup ## the parsers of kernel logs and of units on made-up input, for long; units also against systemd's own
