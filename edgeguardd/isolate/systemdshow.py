@@ -17,6 +17,8 @@ from edgeguardd.core import systemdvalues as values
 from edgeguardd.isolate.unit import LOADED, Unit
 
 _TIMEOUT_S = 10
+# Not set by most units; systemd then shows what system.conf or the unit's name give.
+_DEFAULTED = ("OOMPolicy", "Slice")
 _SIZES = ("MemoryMin", "MemoryLow", "MemoryHigh", "MemoryMax", "MemorySwapMax")
 _WORDS = ("ProtectSystem", "ProtectHome", "Restart", "OOMPolicy", "Slice")
 
@@ -60,7 +62,7 @@ def parsed(words: Mapping[str, str]) -> dict[str, Any]:
 def in_force(unit: Unit, shown: Shown) -> tuple[Unit, list[str]]:
     """The unit with what systemd has, and in words where that is not what the files say.
 
-    What the files do not set at all stays so: systemd then shows the default.
+    What the files do not set is no difference; a guarantee then stays unset, since a slice above may give one.
     """
     dynamic = unit.values["DynamicUser"]
     implied = {"NoNewPrivileges": True, "ProtectSystem": "strict", "ProtectHome": "read-only"} if dynamic else {}
@@ -71,7 +73,7 @@ def in_force(unit: Unit, shown: Shown) -> tuple[Unit, list[str]]:
             continue
         asked = "RestartUSec" if key == "RestartSec" else key
         other.append(f"{key} is {shown.words.get(asked)} in systemd")
-    known = {key: there for key, there in shown.values.items() if unit.values.get(key) is not None}
+    known = {key: there for key, there in shown.values.items() if unit.values.get(key) is not None or key in _DEFAULTED}
     return structs.replace(unit, values={**unit.values, **known}), other
 
 

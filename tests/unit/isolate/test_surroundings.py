@@ -36,7 +36,7 @@ def test_a_unit_that_does_not_run_has_nothing_to_compare(tmp_path: Path) -> None
 
 ANSWER = (
     "MemoryMax=$MAX\nMemoryHigh=infinity\nMemoryMin=0\nNoNewPrivileges=yes\nProtectSystem=strict\nRestart=on-failure\n"
-    "RestartUSec=1min 30s\nOOMPolicy=stop\nSlice=system.slice\nLoadState=loaded"
+    "RestartUSec=1min 30s\nOOMPolicy=continue\nSlice=system.slice\nLoadState=loaded"
 )
 SYSTEMCTL = f"""#!/bin/sh
 case "$1" in
@@ -67,6 +67,7 @@ def test_the_running_systemd_counts_before_the_files(tmp_path: Path, systemctl: 
     assert shown is not None
     unit, other = systemdshow.in_force(unit, shown)
     assert other == [f"MemoryMax is {GIB} in systemd"]
+    assert unit.values["OOMPolicy"] == "continue"
     assert (unit.values["MemoryMax"], unit.values["MemoryHigh"], unit.values["MemoryMin"]) == (GIB, INFINITE, None)
     assert systemdshow.version() == 257
 
