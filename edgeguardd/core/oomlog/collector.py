@@ -146,7 +146,8 @@ class Collector:
 
     def _message(self, line: Line, message: messages.Message) -> None:
         key = (line.host, line.caller)
-        self._kernel_spoke = True
+        # Any two words can look like a line of statistics.
+        self._kernel_spoke = self._kernel_spoke or not isinstance(message, messages.Stat)
         if key in self._open:
             self._open[key].idle_lines = 0
         match message:

@@ -53,7 +53,7 @@ class Others:
         self.suppressed = 0
         self.waiting = 0
 
-    def take(self, said: UnitSaid | OomdKilled | UserspaceKilled | KubeletSaw | object, line: Line) -> None:
+    def take(self, said: UnitSaid | OomdKilled | UserspaceKilled | TalosVictims | KubeletSaw, line: Line) -> None:
         """Keep what was said, joined with what was said about the same before."""
         if isinstance(said, UnitSaid):
             self._unit(said, line)
@@ -64,7 +64,7 @@ class Others:
         elif isinstance(said, TalosVictims):
             if self.userspace and self.userspace[-1].said.killer == "talos":
                 self.userspace[-1].processes = said.processes
-        elif isinstance(said, KubeletSaw) and len(self.kubelet) < MAX_EACH:
+        elif len(self.kubelet) < MAX_EACH:
             self.kubelet.append(said)
 
     def reaped_unknown(self, pid: int, comm: str | None, when: When) -> None:
