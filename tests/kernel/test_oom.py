@@ -15,7 +15,6 @@ from edgeguardd.errors import EdgeguardError
 from edgeguardd.kernel.kmsg import Kmsg
 from tests.support.cgroup import Cgroup
 from tests.support.running import REPOSITORY, Daemon
-from tests.support.uml.host_plugin import IN_GUEST_VARIABLE
 from tests.support.wait import eventually
 
 MIB = 1 << 20
@@ -155,23 +154,6 @@ def test_a_restart_tells_what_came_meanwhile_and_nothing_twice(cgroup: Cgroup, r
             assert daemon.metric("edgeguardd_kernel_log_readable") == 1
     assert [fact["pid"] for fact in facts] == pids
     assert daemon.facts("oom_kills_unexplained") == []
-
-
-@pytest.mark.cost(15)
-@pytest.mark.skipif(IN_GUEST_VARIABLE not in os.environ, reason="uses up a machine's whole memory: in a guest only")
-def test_an_oom_of_the_whole_machine_is_told_as_that(cgroup: Cgroup, run_dir: str) -> None:
-    """Nobody's limit: the guest has no memory left. Who is killed has asked for it by its oom_score_adj."""
-    since = next_record()
-    with Daemon(run_dir) as daemon:
-        script = "echo 1000 > /proc/self/oom_score_adj && exec tail /dev/zero"
-        pid = killed(cgroup.spawn(["/bin/sh", "-c", script]))
-        (fact,) = until_told(daemon, 1)
-    (event,) = told(since=since)
-    assert (event["victim_pid"], event["scope"], event["constraint"]) == (pid, "global", "CONSTRAINT_NONE")
-    assert (event["task_memcg"], event["oom_score_adj"]) == (cgroup.below_root, 1000)
-    assert "oom_memcg" not in event
-    assert (fact["pid"], fact["scope"], fact["limit_cgroup"]) == (pid, "global", None)
-    assert fact["victim_cgroup"] == cgroup.below_root
 
 
 def comm(pid: int) -> str:
