@@ -6,7 +6,7 @@ Must not: draw or print. Upstream: statusdoc, words. Downstream: status, watchvi
 from collections.abc import Iterator
 
 from edgeguardd.cli import words
-from edgeguardd.cli.statusdoc import MachineRow, ResortRow, Status, TargetRow
+from edgeguardd.cli.statusdoc import KernelLogRow, MachineRow, ResortRow, Status, TargetRow
 
 MAX_REASON_CHARS = 400
 
@@ -20,11 +20,23 @@ RELIEF = {
 
 
 def daemon(status: Status) -> list[str]:
-    """Why the figures may not be trusted."""
+    """Why the figures may not be trusted, and whom the kernel killed."""
     found = []
     if status.stale_s is not None:
         found.append(f"the last sample is {words.span(status.stale_s)} old: the daemon sees nothing any more")
+    found += _kernel_kills(status.kernel_log)
     return found
+
+
+def _kernel_kills(log: KernelLogRow) -> Iterator[str]:
+    """The kernel's last OOM kill, with what to change."""
+    last = log.last_report
+    if last is not None:
+        victim = f"{words.name(last.comm)} of {words.name(last.target)}" if last.target else words.name(last.comm)
+        yield (
+            f"OOM reports of the kernel so far: {log.reports}; the last killed {victim}: "
+            f"{words.name(last.why, MAX_REASON_CHARS)}; {words.name(last.remedy, MAX_REASON_CHARS)}"
+        )
 
 
 def machine(row: MachineRow) -> list[str]:

@@ -64,9 +64,17 @@ function renderHead(status) {
   if (!status.ready) doubts.push("The daemon is not ready.");
   if (typeof status.stale_s === "number") doubts.push(`The daemon's last sample is ${span(status.stale_s)} old: it sees nothing any more.`);
   show(byId("doubt"), doubts.join(" "));
+  show(byId("kills"), kernelKills(status.kernel_log || {}));
   const config = status.config && status.config.path;
   put(byId("daemon"), `edgeguardd ${visible(status.version)}, up ${span(status.uptime_s)}, ` +
     `configuration ${config ? visible(config) : "defaults"}. The page keeps the last 5 minutes while it is open.`);
+}
+
+function kernelKills(log) {
+  const last = log.last_report;
+  if (!last) return "";
+  const victim = `${visible(last.comm)}${last.target ? ` of ${visible(last.target)}` : ""}`;
+  return `OOM reports of the kernel so far: ${log.reports}; the last killed ${victim}: ${visible(last.why)}; ${visible(last.remedy)}`;
 }
 
 function renderSubscribers(rows) {

@@ -157,6 +157,21 @@ def test_an_idle_daemon_says_what_is_missing(browser: Browser, served: Served) -
     )
 
 
+def test_whom_the_kernel_killed_is_told(browser: Browser, served: Served) -> None:
+    """With why, and what to change; the name is the victim's own choice, and is text."""
+    served.status["kernel_log"] = {
+        "readable": True,
+        "reports": 2,
+        "victims": 2,
+        "last_report": {"target": "llm", "comm": "server", "why": "memory.max of /llm was met", "remedy": "raise it"},
+    }
+    served.status["kernel_log"]["last_report"]["comm"] = HOSTILE[0]
+    opened(browser, served)
+    assert browser.text("#kills") == (
+        f"OOM reports of the kernel so far: 2; the last killed {HOSTILE[0]} of llm: memory.max of /llm was met; raise it"
+    )
+
+
 def test_a_target_of_which_nothing_is_known_has_no_figures(browser: Browser, served: Served) -> None:
     """Unknown is shown as unknown, not as zero; a field that an older daemon lacks as well."""
     served.status["targets"] = [{"name": "later", "path": "/later", "present": False, "level": "normal"}]

@@ -47,7 +47,10 @@ def _remedy(facts: Facts, attempt: Attempt, what: str) -> str:
     if "read-only" in (attempt.why_not or ""):
         return "mount it read-write: systemd ReadWritePaths=, docker run -v /sys/fs/cgroup:/sys/fs/cgroup:rw"
     if what == "read the kernel log":
-        return "give the daemon CAP_SYSLOG and the device /dev/kmsg (in containers: --device /dev/kmsg)"
+        return (
+            "give the daemon CAP_SYSLOG and /dev/kmsg: systemd/drop-ins/kernel-log.conf into "
+            "/etc/systemd/system/edgeguardd.service.d (in containers: --cap-add SYSLOG --device /dev/kmsg)"
+        )
     if what == "write the state directory":
         return f"make {attempt.path} and let the daemon write there (systemd: StateDirectory=edgeguardd)"
     return "run the daemon as root on the host, without a sandbox that takes this from it"

@@ -57,6 +57,19 @@ def test_a_daemon_that_sees_nothing_any_more_says_so() -> None:
     assert "  nobody subscribed: nobody can be asked" in text
 
 
+def test_whom_the_kernel_killed_is_told() -> None:
+    """With why, and what to change."""
+    log = {
+        "readable": True,
+        "reports": 2,
+        "victims": 2,
+        "last_report": {"target": "llm", "comm": "server", "why": "memory.max of /llm was met", "remedy": "raise it"},
+    }
+    assert paged(kernel_log=log).splitlines()[1] == (
+        "OOM reports of the kernel so far: 2; the last killed server of llm: memory.max of /llm was met; raise it"
+    )
+
+
 def test_a_machine_under_pressure_is_told_with_why() -> None:
     """And one that cannot be read, and nothing of one that is not."""
     sample = {"total_bytes": 2**33, "available_bytes": 2**29}
