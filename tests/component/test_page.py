@@ -167,9 +167,8 @@ def test_whom_the_kernel_killed_is_told(browser: Browser, served: Served) -> Non
     }
     served.status["kernel_log"]["last_report"]["comm"] = HOSTILE[0]
     opened(browser, served)
-    assert browser.text("#kills") == (
-        f"OOM reports of the kernel so far: 2; the last killed {HOSTILE[0]} of llm: memory.max of /llm was met; raise it"
-    )
+    told = f"the last killed {HOSTILE[0]} of llm: memory.max of /llm was met; raise it"
+    assert browser.text("#kills") == f"OOM reports of the kernel so far: 2; {told}"
 
 
 def test_a_target_of_which_nothing_is_known_has_no_figures(browser: Browser, served: Served) -> None:
