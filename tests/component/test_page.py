@@ -202,7 +202,7 @@ def test_names_from_strangers_are_text(browser: Browser, served: Served, size: t
 
 
 @pytest.mark.parametrize("number", [1, 20])
-@pytest.mark.parametrize("size", [WIDE, (1030, 700), (768, 1024), PHONE], ids=["wide", "narrow", "tablet", "phone"])
+@pytest.mark.parametrize("size", [WIDE, (1190, 700), (768, 1024), PHONE], ids=["wide", "narrow", "tablet", "phone"])
 def test_nothing_needs_to_be_scrolled_sideways(
     browser: Browser, served: Served, number: int, size: tuple[int, int]
 ) -> None:
