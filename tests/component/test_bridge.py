@@ -138,7 +138,7 @@ def test_pressure_reaches_a_stock_server_and_memory_comes_back_measured_by_the_d
                 began = time.monotonic()
                 refused = await bridge.front.ask("POST", "/completion", {})
                 assert (refused.status, refused.headers["retry-after"]) == (503, "2")
-                assert time.monotonic() - began < 1.0
+                assert time.monotonic() - began < 5.0  # half of the patience that it would have waited
                 assert (await bridge.front.get("/health")).status == 200
                 server.go.set()
                 assert await inside == 200

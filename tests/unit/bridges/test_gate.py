@@ -104,7 +104,7 @@ def test_a_shut_gate_refuses_at_once_and_says_when_to_come_again() -> None:
             gate.places.shut("release", "the server is giving memory back")
             began = time.monotonic()
             raw = await said(front.at, b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < 5.0  # half of the patience that it would have waited
             head, _, body = raw.partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 503 ")
             assert b"retry-after: 7" in head.lower()
