@@ -1,6 +1,6 @@
 """The log parser against anything: no bytes crash it, the bytes' number alone is what its time depends on.
 
-EDGEGUARDD_FUZZ_EXAMPLES sets how many logs are tried (`make fuzz` tries for long); the default is small.
+EDGEGUARDD_FUZZ_EXAMPLES sets how many logs are tried (`make fuzz-files` tries for long); the default is small.
 """
 
 import os
