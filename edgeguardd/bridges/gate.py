@@ -3,13 +3,12 @@
 Servers that queue without bound, cannot lower their batch and cannot refuse get this before them. Bodies are passed
 on both ways as they come, whole or chunked; nothing is held but a piece at a time. h11 does the syntax.
 
-Must not: know memory, models or edgeguardd. Upstream: places, upstream, calls, h11. Downstream: run.
+Must not: know memory, models or edgeguardd. Upstream: places, upstream, heads, calls, h11. Downstream: run.
 """
 
 import asyncio
 import contextlib
 import json
-import urllib.parse
 from collections.abc import Collection
 from typing import cast
 
@@ -18,8 +17,9 @@ from msgspec import Struct
 
 from edgeguardd.bridges.calls import connect
 from edgeguardd.bridges.endpoint import Endpoint
+from edgeguardd.bridges.heads import from_path_on, kept, path_of, request_of, target_of
 from edgeguardd.bridges.places import Places, Refusal
-from edgeguardd.bridges.upstream import MAX_HEAD_BYTES, PIECE_BYTES, STALL_S, Upstream, kept, request_of, write
+from edgeguardd.bridges.upstream import MAX_HEAD_BYTES, PIECE_BYTES, STALL_S, Upstream, write
 
 MAX_CONNECTIONS = 1024
 # Behind a request a client may send the next one before the answer; more than this is read after the answer.
@@ -56,6 +56,13 @@ _FORBIDDEN = GateError(
     "operators_only",
     "this call is the operator's; ask the server itself, past the gate",
 )
+_NO_PROXY = GateError(
+    400,
+    "Bad Request",
+    "invalid_request_error",
+    "bad_request",
+    "cannot pass this on: only the one server is behind this gate, and its paths begin with /; write GET /PATH",
+)
 
 
 class Gate:
@@ -78,7 +85,7 @@ class Gate:
         self.upstream = upstream
         self._clients: set[asyncio.Task[None]] = set()
         self._harmless = frozenset(path.encode() for path in harmless)
-        self._operators = frozenset(operators)
+        self._operators = frozenset(upstream.prefix + path for path in operators)
 
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One client, from its first request to its end."""
@@ -86,7 +93,7 @@ class Gate:
         self._clients.add(task)
         try:
             # What breaks HTTP in the middle of a message, on either side, can only be cut off.
-            with contextlib.suppress(ConnectionError, TimeoutError, h11.ProtocolError, asyncio.CancelledError):
+            with contextlib.suppress(OSError, h11.ProtocolError, asyncio.CancelledError):
                 await _Client(self, reader, writer).serve()
         finally:
             self._clients.discard(task)
@@ -110,10 +117,7 @@ class Gate:
 
     def is_operators(self, request: h11.Request) -> bool:
         """Whether a request is for the operator only, however its path is spelt."""
-        if not self._operators:
-            return False
-        path = urllib.parse.unquote(urllib.parse.urlsplit(request.target.decode("latin-1")).path)
-        return (path.rstrip("/") or "/") in self._operators
+        return path_of(target_of(request, self.upstream)) in self._operators
 
 
 class _Client:
@@ -148,7 +152,9 @@ class _Client:
                 return await self._refuse(error)
             if not isinstance(request, h11.Request):
                 return None
-            await self._request(request)
+            if (plain := from_path_on(request)) is None:
+                return await self._refuse(_NO_PROXY)
+            await self._request(plain)
             if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
                 return None
             self._http.start_next_cycle()

@@ -132,6 +132,71 @@ def test_the_operators_calls_are_no_clients_however_they_are_spelt() -> None:
     played(scene())
 
 
+def test_the_operators_calls_are_none_below_a_prefix_either() -> None:
+    """However the client gets around the prefix; what is below it and not the operator's passes."""
+
+    async def scene() -> None:
+        async with Upstream() as upstream:
+            gate = Gate(endpoint(f"{upstream.url}/v"), Places(2, 1.0), {"/health"}, 7, {"/sleep"})
+            async with listening(gate) as front:
+                for target in ("/sleep", "/../v/sleep", "/x/../sleep", "//sleep", "/./sleep", "http://[::1/sleep"):
+                    raw = f"POST {target} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+                    assert (await said(front, raw.encode())).startswith(b"HTTP/1.1 403 "), target
+                assert upstream.calls == []
+                # A target for a proxy is below the prefix as any other.
+                await said(front, b"GET http://b:1/v/sleep HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+                assert upstream.calls == ["GET /v/v/sleep"]
+                assert upstream.last is not None
+                assert upstream.last.headers["host"] == "b:1"
+
+    played(scene())
+
+
+@pytest.mark.parametrize("target", ["CONNECT inside:22", "GET inside", "GET ftp://a/", "PRI *"])
+def test_the_gate_is_no_proxy_for_other_servers(target: str) -> None:
+    """400; the server hears nothing of it, and no place is taken."""
+
+    async def scene() -> None:
+        async with standing() as (_, upstream, front):
+            assert (await said(front.at, f"{target} HTTP/1.1\r\nHost: a\r\n\r\n".encode())).startswith(b"HTTP/1.1 400 ")
+            assert upstream.calls == []
+
+    played(scene())
+
+
+def test_a_message_goes_on_with_one_length_and_one_host() -> None:
+    """With both lengths a server may find a second request in a body; a client cannot disown its length or host."""
+
+    async def scene() -> None:
+        async with standing() as (_, upstream, front):
+            chunks = b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+            for fields in (
+                b"Host: a\r\nContent-Length: 5\r\nConnection: close\r\n" + chunks,
+                b"Host: a\r\nConnection: close, transfer-encoding\r\n" + chunks,
+                b"Host: a\r\nConnection: close, content-length, host\r\nContent-Length: 3\r\n\r\nabc",
+            ):
+                upstream.last = None
+                answer = await said(front.at, b"POST /completion HTTP/1.1\r\n" + fields)
+                assert answer.startswith(b"HTTP/1.1 200 ")
+                assert upstream.last is not None
+                assert (upstream.last.body, upstream.last.headers["host"]) == (b"abc", "a")
+                assert len({"content-length", "transfer-encoding"} & set(upstream.last.headers)) == 1
+
+    played(scene())
+
+
+def test_a_client_of_http_1_0_needs_no_host() -> None:
+    """HAProxy's health checks have none unless told; the server hears its own name."""
+
+    async def scene() -> None:
+        async with standing() as (_, upstream, front):
+            assert (await said(front.at, b"GET /health HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            assert upstream.last is not None
+            assert upstream.last.headers["host"] == f"127.0.0.1:{upstream.port}"
+
+    played(scene())
+
+
 def test_looking_at_health_needs_no_place_and_passes_a_shut_gate() -> None:
     """A load balancer that asks would else take the server out for the wrong reason."""
 
