@@ -6,6 +6,7 @@ gate (connect).
 
 import asyncio
 import os
+import socket
 import ssl
 import urllib.parse
 from collections.abc import Sequence
@@ -108,8 +109,9 @@ class Http:
         except TimeoutError:
             raise AwayError(f"cannot {asked} at {self.at}: no answer within {limit_s:g} s; see the server") from None
         except OSError as error:
-            why = os.strerror(error.errno).lower() if error.errno else str(error)
-            raise AwayError(f"cannot {asked} at {self.at}: {why}; start the server, or correct --url") from None
+            raise AwayError(
+                f"cannot {asked} at {self.at}: {why_of(error)}; start the server, or correct --url"
+            ) from None
         except EOFError:
             raise AwayError(f"cannot {asked} at {self.at}: it ended before its answer; see the server's log") from None
         except h11.ProtocolError as error:
@@ -144,6 +146,15 @@ async def connect(at: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWri
         return await asyncio.open_unix_connection(at.path)
     context = ssl.create_default_context() if at.tls else None
     return await asyncio.open_connection(at.host, at.port, ssl=context)
+
+
+def why_of(error: OSError) -> str:
+    """What the system says, within a sentence. Names that are not found and certificates have numbers of their own."""
+    if isinstance(error, ssl.SSLError):
+        return str(error)
+    if isinstance(error, socket.gaierror):
+        return str(error.strerror).lower()
+    return os.strerror(error.errno).lower() if error.errno else str(error) or "no answer"
 
 
 def quoted(name: str) -> str:

@@ -42,6 +42,7 @@ def endpoint(word: str) -> Endpoint:
     try:
         parts = urllib.parse.urlsplit(word)
         port = parts.port
+        (parts.hostname or "").encode("idna")  # as the resolver will
     except ValueError:
         raise ValueError("it is no URL; write http://127.0.0.1:8080") from None
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or parts.username or parts.query or parts.fragment:

@@ -15,7 +15,7 @@ from typing import cast
 import h11
 from msgspec import Struct
 
-from edgeguardd.bridges.calls import connect
+from edgeguardd.bridges.calls import connect, why_of
 from edgeguardd.bridges.endpoint import Endpoint
 from edgeguardd.bridges.heads import from_path_on, kept, path_of, request_of, target_of
 from edgeguardd.bridges.places import Places, Refusal
@@ -182,10 +182,9 @@ class _Client:
         try:
             async with asyncio.timeout(CONNECT_S):
                 reader, writer = await connect(at)
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             # Nobody has taken the request, so it is safe to send it again.
-            why = f"cannot reach the server: {str(error) or 'no answer'}"
-            return await self._refuse(_overloaded(Refusal("no_server", why)))
+            return await self._refuse(_overloaded(Refusal("no_server", f"cannot reach the server: {why_of(error)}")))
         upstream = Upstream(reader, writer)
         sending = asyncio.create_task(self._send_on(request, upstream))
         answering = asyncio.create_task(self._answer(upstream))

@@ -1,6 +1,6 @@
 """Stopping and starting a server's process: as a systemd unit, by the operator's commands, or as the bridge's child.
 
-Must not: run a shell, decide when. Upstream: asyncio, systemctl. Downstream: the servers' files, run.
+Must not: run a shell, decide when. Upstream: asyncio, commands, systemctl. Downstream: the servers' files, run.
 """
 
 import asyncio
@@ -12,18 +12,18 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from edgeguardd.bridges.calls import ServerError
+from edgeguardd.bridges.commands import run
 from edgeguardd.bridges.launch import STAY
-from edgeguardd.core.text import printable
 
 SYSTEMCTL = ("/usr/bin/systemctl", "/bin/systemctl")
-# systemd gives a service 90 s to stop before it kills it (DefaultTimeoutStopSec, systemd-system.conf(5)).
-COMMAND_WITHIN_S = 100.0
-MAX_ANSWER_CHARS = 400
 # A child gets SIGTERM first and ends its answers, then SIGKILL, which frees the memory all the same.
 STOP_WITHIN_S = 10.0
+# What was killed is gone within that, but for zombies that nobody reaps, as in a container without an init.
+GONE_WITHIN_S = 1.0
+GONE_POLL_S = 0.01
 RESTART_AFTER_S = 0.5
 RESTART_AFTER_MOST_S = 30.0
 # Who has run so long starts again at once.
@@ -85,7 +85,7 @@ class CommandKeeper:
 
 
 class ChildKeeper:
-    """A child process; it is started again when it ends by itself.
+    """A child process and all that it has started; it is started again when it ends by itself.
 
     `cgroup_procs`: the cgroup.procs file of the cgroup it is to live in; None: the bridge's own.
     `listens_at`: the Unix socket that it makes; one left by a process that was killed is removed before it starts.
@@ -122,7 +122,7 @@ class ChildKeeper:
             self._watching = asyncio.create_task(self._watch())
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL if that is not enough."""
+        """SIGTERM to it and what it has started, as the server behind a script; SIGKILL if that is not enough."""
         self._wanted = False
         if self._watching is not None:
             self._watching.cancel()
@@ -130,14 +130,27 @@ class ChildKeeper:
             self._watching = None
         if self._process is None or self._process.returncode is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
+        self._signal_all(signal.SIGTERM)
         try:
             await asyncio.wait_for(self._process.wait(), STOP_WITHIN_S)
         except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            self._signal_all(signal.SIGKILL)
             await self._process.wait()
+        await self._clear_up()
+
+    def _signal_all(self, number: int) -> bool:
+        """Whether anybody was there. It leads a process group, which has its number."""
+        try:
+            os.killpg(cast(asyncio.subprocess.Process, self._process).pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    async def _clear_up(self) -> None:
+        """It has just ended: end what it has left behind, which would hold its memory and its port."""
+        until = time.monotonic() + GONE_WITHIN_S
+        while self._signal_all(signal.SIGKILL) and time.monotonic() < until:  # noqa: ASYNC110 - other processes' end
+            await asyncio.sleep(GONE_POLL_S)
 
     async def _spawn(self) -> None:
         program = shutil.which(self._argv[0])
@@ -160,9 +173,12 @@ class ChildKeeper:
 
     async def _watch(self) -> None:
         """Start it again when it ends, later each time that it ends early."""
-        pause_s = RESTART_AFTER_S
+        pause_s, ended = RESTART_AFTER_S, None
         while True:
             status = -1 if self._process is None else await self._process.wait()
+            if self._process is not ended:
+                ended = self._process
+                await self._clear_up()
             if time.monotonic() - self._started_at >= PROVEN_S:
                 pause_s = RESTART_AFTER_S
             self._on_end(status)
@@ -170,31 +186,3 @@ class ChildKeeper:
             pause_s = min(2 * pause_s, RESTART_AFTER_MOST_S)
             with contextlib.suppress(ServerError):
                 await self._spawn()
-
-
-async def run(argv: Sequence[str], within_s: float = COMMAND_WITHIN_S) -> str:
-    """Run a program to its end; what it printed. Raises ServerError with what it says when it fails or takes longer."""
-    shown = printable(" ".join(argv), MAX_ANSWER_CHARS)
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-    except OSError as error:
-        raise ServerError(f"cannot run {shown}: {os.strerror(error.errno or 0)}; correct the command") from None
-    try:
-        async with asyncio.timeout(within_s):
-            out, errors = await process.communicate()
-    except TimeoutError:
-        raise ServerError(f"cannot say that `{shown}` did its work: not within {within_s:g} s") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.communicate()
-    if process.returncode != 0:
-        said = printable((errors or out).decode("utf-8", "replace").strip().replace("\n", " "), MAX_ANSWER_CHARS)
-        raise ServerError(f"cannot {shown}: it ended with status {process.returncode} ({said})")
-    return out.decode("utf-8", "replace")

@@ -1,6 +1,7 @@
 """One HTTP call to a server, and where a server is."""
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -77,8 +78,24 @@ def test_what_goes_wrong_is_a_sentence_that_names_the_call() -> None:
             port = listener.sockets[0].getsockname()[1]
             with pytest.raises(AwayError, match="is that an HTTP server"):
                 await Http(endpoint(f"http://127.0.0.1:{port}")).get("/")
+        listener = await asyncio.start_server(_greeting, "127.0.0.1", 0)
+        async with listener:
+            port = listener.sockets[0].getsockname()[1]
+            with pytest.raises(AwayError, match=r"https://127.*SSL.*; start the server, or correct --url"):
+                await Http(endpoint(f"https://127.0.0.1:{port}")).get("/")
 
     asyncio.run(scene())
+
+
+def test_a_name_that_is_not_found_is_told_in_the_resolvers_words() -> None:
+    """Its numbers are none of the system's."""
+    assert calls.why_of(socket.gaierror(-2, "Name or service not known")) == "name or service not known"
+
+
+async def _greeting(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A server without TLS, which speaks first."""
+    writer.write(b"220 ready\r\n")
+    writer.close()
 
 
 def _saying(words: bytes, *, hold: bool = False) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]:
@@ -125,7 +142,7 @@ def test_an_address_is_read_as_it_is_written(word: str, meant: Endpoint) -> None
             "http://a/?q",
             "http://a/#f",
         ),
-        *("http://a/ b", "http://a/\n", "http://a/é", "unix:run", "unix:/a\nb"),
+        *("http://a/ b", "http://a/\n", "http://a/é", "unix:run", "unix:/a\nb", "http://a..b/", f"http://{'a' * 64}/"),
     ],
 )
 def test_what_is_no_address_is_refused(word: str) -> None:

@@ -2,14 +2,16 @@
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from edgeguardd.bridges import supervise
+from edgeguardd.bridges import commands, supervise
 from edgeguardd.bridges.calls import ServerError
 from edgeguardd.bridges.supervise import ChildKeeper, CommandKeeper, UnitKeeper
 from tests.support.children import ending
@@ -66,9 +68,52 @@ def test_a_command_that_never_ends_is_ended(tmp_path: Path) -> None:
     """And told."""
     program = script(tmp_path / "hangs", f"echo $$ > {tmp_path}/pid; exec sleep 60")
     with pytest.raises(ServerError, match=r"not within 0\.5 s"):
-        asyncio.run(supervise.run([program], within_s=0.5))
+        asyncio.run(commands.run([program], within_s=0.5))
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_command_is_not_waited_for_after_its_end(tmp_path: Path) -> None:
+    """A start script leaves its server behind, with the script's output open; and one that hangs may have children."""
+    program = script(tmp_path / "start", f"sleep 60 & echo $! > {tmp_path}/pid; echo started; exec $1")
+    try:
+        assert asyncio.run(commands.run([program, "true"], within_s=20.0)) == "started\n"
+        assert alive(int((tmp_path / "pid").read_text()))
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        with pytest.raises(ServerError, match=r"not within 0\.2 s"):
+            asyncio.run(commands.run([program, "sleep 60"], within_s=0.2))
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert time.monotonic() - began < 20.0
+
+
+def test_a_command_may_print_much(tmp_path: Path) -> None:
+    """More than a pipe holds; the beginning is kept."""
+    program = script(tmp_path / "much", "head -c 300000 /dev/zero | tr '\\0' x")
+    assert asyncio.run(commands.run([program], within_s=20.0)) == "x" * commands.MAX_PRINTED_BYTES
+
+
+def test_what_a_child_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server behind a script: stopped with it, and not left in the way of the next when the script is killed."""
+    monkeypatch.setattr(supervise, "RESTART_AFTER_S", 0.01)
+
+    async def scene() -> None:
+        pids = tmp_path / "pids"
+        program = script(tmp_path / "start", f"sleep 60 & echo $$ $! >> {pids}; wait")
+        keeper = ChildKeeper([program], None, lambda _: None)
+        await keeper.start()
+        await soon(lambda: pids.exists() and pids.read_text().endswith("\n"))
+        leader, server = map(int, pids.read_text().split())
+        os.kill(leader, signal.SIGKILL)
+        await soon(lambda: pids.read_text().count("\n") == 2)
+        assert not alive(server)
+        await keeper.stop()
+        assert not any(alive(int(pid)) for pid in pids.read_text().split())
+
+    asyncio.run(scene())
 
 
 def test_a_child_is_stopped_and_started_again_when_it_ends_by_itself(
