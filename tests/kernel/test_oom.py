@@ -15,6 +15,7 @@ from edgeguardd.errors import EdgeguardError
 from edgeguardd.kernel.kmsg import Kmsg
 from tests.support.cgroup import Cgroup
 from tests.support.running import REPOSITORY, Daemon
+from tests.support.uml.host_plugin import IN_GUEST_VARIABLE
 from tests.support.wait import eventually
 
 MIB = 1 << 20
@@ -154,6 +155,45 @@ def test_a_restart_tells_what_came_meanwhile_and_nothing_twice(cgroup: Cgroup, r
             assert daemon.metric("edgeguardd_kernel_log_readable") == 1
     assert [fact["pid"] for fact in facts] == pids
     assert daemon.facts("oom_kills_unexplained") == []
+
+
+@pytest.fixture
+def filled(run_dir: str) -> Iterator[None]:
+    """A file in memory that leaves a hundred MiB to everybody.
+
+    No process of a guest could use up the machine by itself: arch/um maps page by page, and the host allows 65,530 maps.
+    """
+    where = os.path.join(run_dir, "filled")
+    os.mkdir(where)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100%", "tmpfs", where], check=True)
+    with open("/proc/meminfo") as file:
+        available_kb = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable:"))
+    try:
+        with open(os.path.join(where, "file"), "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, available_kb * 1024 - 100 * MIB)
+        yield
+    finally:
+        subprocess.run(["umount", where], check=True)
+
+
+@pytest.mark.cost(7)
+@pytest.mark.skipif(IN_GUEST_VARIABLE not in os.environ, reason="uses up a machine's whole memory: in a guest only")
+def test_an_oom_of_the_whole_machine_is_told_as_that(
+    cgroup: Cgroup, run_dir: str, request: pytest.FixtureRequest
+) -> None:
+    """Nobody's limit: the guest has no memory left. Who is killed has asked for it by its oom_score_adj."""
+    with Daemon(run_dir) as daemon:
+        since = next_record()
+        request.getfixturevalue("filled")
+        script = "echo 1000 > /proc/self/oom_score_adj && exec tail /dev/zero"
+        pid = killed(cgroup.spawn(["/bin/sh", "-c", script]))
+        (fact,) = until_told(daemon, 1)
+    (event,) = told(since=since)
+    assert (event["victim_pid"], event["scope"], event["constraint"]) == (pid, "global", "CONSTRAINT_NONE")
+    assert (event["task_memcg"], event["oom_score_adj"]) == (cgroup.below_root, 1000)
+    assert "oom_memcg" not in event
+    assert (fact["pid"], fact["scope"], fact["limit_cgroup"]) == (pid, "global", None)
+    assert fact["victim_cgroup"] == cgroup.below_root
 
 
 def comm(pid: int) -> str:
