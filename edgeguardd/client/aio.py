@@ -16,6 +16,7 @@ from typing import cast
 
 from edgeguardd.client import orders
 from edgeguardd.client.answers import Admission, Answer, answer_of, answer_of_failure
+from edgeguardd.client.checks import checked_size
 from edgeguardd.client.guard import CONNECT_S, Guard, admission_of, log, unasked, why_of
 from edgeguardd.client.orders import Order, OrderQueue
 from edgeguardd.client.session import ClientEvent
@@ -122,8 +123,9 @@ class AsyncSubscriber(Guard):
         """Ask whether a request of this size may be taken. Hand the answer's id to finished() when it is done.
 
         Without an answer within timeout_s, or without a daemon, the default counts: a guard that is away must not
-        stop the server.
+        stop the server. Raises ValueError for a negative size.
         """
+        tokens, size_bytes = checked_size("tokens", tokens), checked_size("size_bytes", size_bytes)
         request = self._next_request()
         if not self._session.welcomed:
             return unasked(request, default_when_unreachable, "edgeguardd is not connected")

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from types import TracebackType
 
 from edgeguardd.client.answers import Admission, Answer, answer_of, answer_of_failure
+from edgeguardd.client.checks import checked_size
 from edgeguardd.client.forks import call_in_children
 from edgeguardd.client.guard import CONNECT_S, READ_BYTES, Guard, admission_of, log, unasked, why_of
 from edgeguardd.client.handlers import Handler
@@ -129,8 +130,10 @@ class Subscriber(Guard):
         """Ask whether a request of this size may be taken. Hand the answer's id to finished() when it is done.
 
         Without an answer within timeout_s, or without a daemon, the default counts: a guard that is away must not
-        stop the server. So it does in on_event, whose thread is the one that would bring the answer.
+        stop the server. So it does in on_event, whose thread is the one that would bring the answer. Raises ValueError
+        for a negative size.
         """
+        tokens, size_bytes = checked_size("tokens", tokens), checked_size("size_bytes", size_bytes)
         waiter = _Waiter()
         with self._lock:
             request = self._next_request()

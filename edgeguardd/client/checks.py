@@ -1,9 +1,10 @@
 """What a subscriber is made of, checked when it is made: a mistake is told there, not by a daemon that may be away.
 
-Must not: connect, or know what exists. Upstream: core.wire. Downstream: guard.
+Must not: connect, or know what exists. Upstream: core.wire. Downstream: guard, aio, blocking.
 Each check returns its value or raises ValueError("cannot …: …; remedy").
 """
 
+import operator
 import os
 import re
 
@@ -11,6 +12,8 @@ from edgeguardd.core.model import Role
 from edgeguardd.core.wire import MAX_NAME_CHARS, NAME_PATTERN
 
 MAX_PATH_BYTES = 107  # sizeof(sun_path) in unix(7), less the NUL at its end
+
+MOST_SIZE = 2**63 - 1  # the most that the protocol can say
 
 _NAME = re.compile(NAME_PATTERN)
 
@@ -52,6 +55,16 @@ def checked_lost_after(lost_after_s: float | None) -> float | None:
             f"cannot subscribe with lost_after_s {lost_after_s!r}: no time span; give seconds, or None for never"
         )
     return lost_after_s
+
+
+def checked_size(what: str, size: int | None) -> int | None:
+    """Of a request that is asked for. What a stranger claims may have any length, and fits nowhere all the same."""
+    if size is None:
+        return None
+    whole = operator.index(size)
+    if whole < 0:
+        raise ValueError(f"cannot ask for {what} {whole}: no size; give 0 or more, or None where it is not known")
+    return min(whole, MOST_SIZE)
 
 
 def _named(what: str, name: object, remedy: str) -> str:

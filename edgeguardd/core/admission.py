@@ -78,15 +78,17 @@ class Admissions:
 
     def decide(self, key: tuple[int, str], wanted_bytes: int | None, room_bytes: int | None, now: float) -> str | None:
         """For a subscriber. None grants (and reserves); else why not. room_bytes None: nothing limits the target."""
-        if wanted_bytes is not None:
-            known = wanted_bytes if self.typical_bytes is None else self.typical_bytes
-            self.typical_bytes = known + (wanted_bytes - known) // TYPICAL_OF
-        if room_bytes is None or wanted_bytes is None:
+        if wanted_bytes is None:
             return None
-        refusal = self._refusal(wanted_bytes, room_bytes, self._asked, now)
-        if refusal is None:
+        if room_bytes is not None:
+            refusal = self._refusal(wanted_bytes, room_bytes, self._asked, now)
+            if refusal is not None:
+                return refusal
             self._asked.put(key, Promise(wanted_bytes, now + RESERVATION_S))
-        return refusal
+        # What is refused is not learned from: a stranger may claim any size.
+        known = wanted_bytes if self.typical_bytes is None else self.typical_bytes
+        self.typical_bytes = known + (wanted_bytes - known) // TYPICAL_OF
+        return None
 
     def let_through(self, wanted_bytes: int, room_bytes: int | None, hold_s: float, now: float) -> str | None:
         """For the gate, as decide. What is typical is not learned here: the size may be a stranger's word."""

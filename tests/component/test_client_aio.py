@@ -287,6 +287,8 @@ def test_admissions_are_asked_and_finished() -> None:
             scripted.grant = lambda a: effects.AnswerAdmit(a.subscriber, a.id, a.tokens != 3, str(a.tokens))
             guard = AsyncSubscriber("s", target="llm", path=scripted.server.config.path)
             assert not (await guard.admit(tokens=1)).asked
+            with pytest.raises(ValueError, match="cannot ask for tokens -1: no size"):
+                await guard.admit(tokens=-1)
             async with guard:
                 await soon(lambda: guard.connected)
                 answers = await asyncio.gather(*(guard.admit(tokens=n, timeout_s=20) for n in range(100)))

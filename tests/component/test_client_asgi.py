@@ -366,6 +366,9 @@ def test_the_daemon_may_be_asked_for_each_request() -> None:
             assert (refused.status, refused.headers["retry-after"]) == (503, "13")
             assert "it does not fit" in refused.error["message"]
             granted, refused_one = on.daemon.of(AdmitAsked)
+            # A length that no number of the protocol holds, as anybody may claim it, fits as little.
+            claimed = await answered(on.wrapped, headers=[(b"content-length", b"9" * 20)])
+            assert (claimed.status, on.guard.connected) == (503, True)
             sending = http(on.wrapped, whole=False, headers=[(b"content-length", b"100")])
             await soon(lambda: sending.body)
             assert (on.wrapped._places.running, sending.task.done()) == (0, False)

@@ -322,7 +322,9 @@ def test_admissions_are_asked_and_finished() -> None:
                 refused = await asyncio.to_thread(guard.admit, size_bytes=1 << 30)
                 assert (bool(granted), granted.asked, granted.reason) == (True, True, "because")
                 assert (bool(refused), refused.retry_after_s) == (False, 2.0)
-                assert [(a.tokens, a.bytes) for a in scripted.of(AdmitAsked)] == [(1, None), (None, 1 << 30)]
+                assert not await asyncio.to_thread(guard.admit, size_bytes=10**20)
+                sizes = [(1, None), (None, 1 << 30), (None, 2**63 - 1)]
+                assert [(a.tokens, a.bytes) for a in scripted.of(AdmitAsked)] == sizes
                 guard.finished(granted.id)
                 await soon(lambda: scripted.of(ReportReceived))
                 assert scripted.of(ReportReceived)[0].finished == (granted.id,)

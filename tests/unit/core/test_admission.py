@@ -18,6 +18,14 @@ def test_a_gates_promise_ends_after_its_time_a_subscribers_when_it_says_so() -> 
     assert admissions.reserved_bytes(10.0) == 0
 
 
+def test_what_is_refused_is_not_typical() -> None:
+    """One stranger's claim would else have everybody refused for long, at the first rung that rejects."""
+    admissions = Admissions()
+    assert admissions.decide((1, "a"), 100, 1000, 0.0) is None
+    assert admissions.decide((1, "b"), 2**63 - 1, 1000, 0.0) is not None
+    assert admissions.typical_bytes == 100
+
+
 def test_the_gate_does_not_learn_what_is_typical() -> None:
     """A stranger's size must not close it for others."""
     admissions = Admissions()
