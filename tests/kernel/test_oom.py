@@ -161,7 +161,7 @@ def test_a_restart_tells_what_came_meanwhile_and_nothing_twice(cgroup: Cgroup, r
 def filled(run_dir: str) -> Iterator[None]:
     """A file in memory that leaves a hundred MiB to everybody.
 
-    No process of a guest could use up the machine by itself: arch/um maps page by page, and the host allows 65,530 maps.
+    No process of a guest can use up the machine by itself: arch/um maps page by page, and the host allows 65,530 maps.
     """
     where = os.path.join(run_dir, "filled")
     os.mkdir(where)
