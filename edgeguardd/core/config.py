@@ -8,6 +8,7 @@ docs/reference/config.md. Figures without a source are judgements, to be replace
 from msgspec import Struct
 
 from edgeguardd.core.model import Action, LastResort, Level
+from edgeguardd.core.provisionspec import ProvisionConfig
 
 
 class Mark(Struct, frozen=True):
@@ -242,6 +243,7 @@ class Config(Struct, frozen=True):
     log: LogConfig = LogConfig()
     machine: MachineConfig = MachineConfig()
     recorder: RecorderConfig = RecorderConfig()
+    provision: ProvisionConfig = ProvisionConfig()
     kernel_log: KernelLogConfig = KernelLogConfig()
     # Lifted limits are written here before they are lifted; systemd's StateDirectory= makes it.
     state_directory: str = "/var/lib/edgeguardd"

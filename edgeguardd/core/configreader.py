@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from edgeguardd.core import configcheck, configpolicy
+from edgeguardd.core import configcheck, configpolicy, configprovision
 from edgeguardd.core import configtable as table
 from edgeguardd.core.config import (
     Config,
@@ -28,11 +28,15 @@ from edgeguardd.core.configkinds import shown
 from edgeguardd.core.configlines import Path
 from edgeguardd.core.configrows import Row, Section
 from edgeguardd.core.model import Action, LastResort
+from edgeguardd.core.provisionspec import ProvisionConfig, ServiceSpec, SliceSpec
 from edgeguardd.core.text import printable
 
 Tree = Mapping[str, Any]
 _DEVICE_SAMPLES = {"name": '"gpu"', "kind": '"nvml"'}
 Levels = TypeVar("Levels", Ladder, LastResorts)
+Group = TypeVar("Group", SliceSpec, ServiceSpec)
+# Tables within a table, which are read apart.
+_NESTED = {"machine": ("device",), "provision": ("slice", "service")}
 
 
 # Who has made more than so many mistakes has made one, a wrong file above all; telling each would take half a minute.
@@ -62,19 +66,21 @@ class Reader:
             table.MACHINE,
             table.RECORDER,
             table.KERNEL_LOG,
+            configprovision.PROVISION,
         )
         tables = (*(section.header for section in named), "defaults", "target", "pressure_watch")
         top = self._values(tree, (), table.TOP, tables)
         trees = {section.header: self._table(tree, (section.header,)) for section in named}
         sections: dict[str, Any] = {
             name: msgspec.convert(
-                self._values(trees[name], (name,), section, ("device",) if section is table.MACHINE else ()),
+                self._values(trees[name], (name,), section, _NESTED.get(name, ())),
                 section.fills,
             )
             for name, section in zip(trees, named, strict=True)
         }
         devices = self._devices(trees["machine"])
         sections["machine"] = msgspec.structs.replace(sections["machine"], devices=devices)
+        sections["provision"] = self._provision(trees["provision"], sections["provision"])
         defaults = self._policy(self._table(tree, ("defaults",)), ("defaults",), Policy())
         targets = self._targets(tree, defaults)
         watches = self._watches(tree, sections["socket"].path, {spec.name for spec in targets if not spec.glob})
@@ -103,6 +109,26 @@ class Reader:
                 self._problem((*path, "name"), spec.name, "another device has that name; choose one of its own")
             specs[spec.name] = spec
         return tuple(specs.values())
+
+    def _provision(self, tree: Tree, config: ProvisionConfig) -> ProvisionConfig:
+        slices = self._groups(tree, configprovision.SLICE, SliceSpec)
+        services = self._groups(tree, configprovision.SERVICE, ServiceSpec)
+        config = msgspec.structs.replace(config, slices=slices, services=services)
+        for fault in configprovision.faults(config):
+            self._problem(("provision", fault.kind, fault.number, fault.key), fault.value, fault.why)
+        return config
+
+    def _groups(self, tree: Tree, section: Section, fills: type[Group]) -> tuple[Group, ...]:
+        found: list[Group] = []
+        header, kind = section.header.split(".")
+        for entry, path in self._entries(tree, (header, kind), section):
+            values = self._values(entry, path, section)
+            if "name" in values:
+                found.append(fills(**values))
+            elif "name" not in entry:
+                sample = configprovision.SAMPLES[section.header]["name"]
+                self._problem(path, None, f"it has no name; write one such as name = {sample}")
+        return tuple(found)
 
     def _watches(self, tree: Tree, taken_path: str, targets: set[str]) -> tuple[WatchSpec, ...]:
         specs: dict[str, WatchSpec] = {}

@@ -43,6 +43,7 @@ from edgeguardd.core.confignames import (
     check_unit,
 )
 from edgeguardd.core.configpolicy import DEFAULTS, HOUR_S, LADDER, LAST_RESORT
+from edgeguardd.core.configprovision import PROVISION, SERVICE, SLICE
 from edgeguardd.core.configrows import Row, Section
 
 MAX_TARGETS = 4096
@@ -342,5 +343,5 @@ TARGET = Section(
 # In the order of the reference page and of the example file.
 SECTIONS = (
     *(TOP, SOCKET, WATCH, HTTP, GATE, SAMPLING, LOG, MACHINE, DEVICE, RECORDER, KERNEL_LOG),
-    *(DEFAULTS, LADDER, LAST_RESORT, TARGET),
+    *(DEFAULTS, LADDER, LAST_RESORT, TARGET, PROVISION, SLICE, SERVICE),
 )

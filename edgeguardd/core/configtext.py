@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from edgeguardd.core import configpolicy
+from edgeguardd.core import configpolicy, configprovision
 from edgeguardd.core import configtable as table
 from edgeguardd.core.config import Config, Policy, TargetSpec
 from edgeguardd.core.configrows import Row, Section
@@ -24,6 +24,11 @@ def render(config: Config) -> str:
         if section is table.MACHINE:
             for device in config.machine.devices:
                 lines += _block(table.DEVICE, device)
+        if section is configprovision.PROVISION:
+            for spec in config.provision.slices:
+                lines += _block(configprovision.SLICE, spec)
+            for service in config.provision.services:
+                lines += _block(configprovision.SERVICE, service)
         if section is table.SOCKET:
             for watch in config.pressure_watches:
                 lines += _block(table.WATCH, watch)
@@ -48,6 +53,8 @@ def example() -> str:
         lines += ["", *_comment(section.doc), *([section.title] if section.header else []), *keys]
         if section is table.MACHINE:
             lines += _commented(table.DEVICE)
+        if section is configprovision.PROVISION:
+            lines += [*_commented(configprovision.SLICE), *_commented(configprovision.SERVICE)]
         if section is table.SOCKET:
             lines += _commented(table.WATCH)
     lines += _commented(table.TARGET)
@@ -70,6 +77,7 @@ _SAMPLES = {
     "target.path": '"/system.slice/llama.service"',
     "target.unit": '"llama.service"',
     "target.glob": '"/kubepods.slice/*/llm-*.scope"',
+    **{f"{header}.{key}": value for header, keys in configprovision.SAMPLES.items() for key, value in keys.items()},
 }
 
 

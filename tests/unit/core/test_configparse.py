@@ -239,7 +239,7 @@ def test_every_key_can_be_given() -> None:
 def test_every_field_has_its_row() -> None:
     """No field of the configuration values is without a key, and no key without a field."""
     parts = {"socket", "http", "sampling", "log", "machine", "recorder", "defaults", "targets", "devices"}
-    parts |= {"gate", "pressure_watches", "kernel_log"}
+    parts |= {"gate", "pressure_watches", "kernel_log", "provision", "slices", "services"}
     parts |= {"ladder", "last_resort", "policy"}
     for section in (*table.SECTIONS, configpolicy.STEP, configpolicy.RESORT_STEP):
         fields = {field.name for field in msgspec.structs.fields(section.fills)}
