@@ -25,8 +25,8 @@ def render(config: Config) -> str:
             for device in config.machine.devices:
                 lines += _block(table.DEVICE, device)
         if section is configprovision.PROVISION:
-            for spec in config.provision.slices:
-                lines += _block(configprovision.SLICE, spec)
+            for one in config.provision.slices:
+                lines += _block(configprovision.SLICE, one)
             for service in config.provision.services:
                 lines += _block(configprovision.SERVICE, service)
         if section is table.SOCKET:
