@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from edgeguardd.core import systemdvalues
 from edgeguardd.core.configkinds import Kind, boolean, choice, integer, quoted, text
-from edgeguardd.core.confignames import check_service, check_unit
+from edgeguardd.core.confignames import check_absolute, check_service, check_unit
 from edgeguardd.core.configrows import Row, Section
 from edgeguardd.core.provisionspec import Amount, CpuShare, GroupSpec, ProvisionConfig, ServiceSpec, SliceSpec
 
@@ -126,6 +126,12 @@ PROVISION = Section(
             "overcommit",
             boolean(),
             "Whether the limits together may be more than the RAM; guarantees never may.",
+        ),
+        Row(
+            "state_directory",
+            "state_directory",
+            text("an absolute path", check_absolute),
+            "Where what was there before is written down, for --undo; it has to be root's alone.",
         ),
     ),
 )

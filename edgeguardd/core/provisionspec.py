@@ -60,5 +60,7 @@ class ProvisionConfig(Struct, frozen=True):
     # What a small Debian without any server takes, kernel included (110 to 180 MiB measured), and some.
     reserve: Amount = Amount("256M", size_bytes=256 << 20)
     overcommit: bool = False
+    # Not the daemon's own: that one may belong to its user, and root shall not act on what a user wrote.
+    state_directory: str = "/var/lib/edgeguardctl"
     slices: tuple[SliceSpec, ...] = ()
     services: tuple[ServiceSpec, ...] = ()

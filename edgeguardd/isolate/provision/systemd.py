@@ -1,0 +1,251 @@
+"""systemd as a back end: drop-ins, systemctl, and the cgroup files to read back.
+
+Must not: decide what is to be done (drop_ins does), restart or stop a service, write a cgroup file: the tree is
+systemd's. Upstream: drop_ins. Downstream: run.
+"""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Sequence
+
+from edgeguardd.core.systemdvalues import INFINITE
+from edgeguardd.isolate.provision import drop_ins
+from edgeguardd.isolate.provision.drop_ins import ACTIVE, CONTROL, UnitFound
+from edgeguardd.isolate.provision.lowering import lower
+from edgeguardd.isolate.provision.model import (
+    CPU_MAX,
+    HIGH,
+    MAX,
+    PROPERTIES,
+    Change,
+    Entry,
+    Found,
+    Group,
+    Kind,
+    Machine,
+    Plan,
+    ProvisionError,
+    number_of,
+    size_text,
+)
+from edgeguardd.isolate.provision.refusals import Request, refusals
+
+_TIMEOUT_S = 90
+_MAX_FILE_BYTES = 65536
+_ENVIRONMENT = {"LC_ALL": "C", "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": "", "SYSTEMD_PAGERSECURE": "1"}
+
+
+class SystemdBackend:
+    """The system manager. `prefix` goes before every path of unit files, for tests."""
+
+    name = "systemd"
+
+    def __init__(self, cgroup_root: str, machine: Machine, wait_s: float, *, runtime: bool, prefix: str = "") -> None:
+        """`runtime`: until the next boot only."""
+        self.where = "systemd" + (", until the next boot" if runtime else "")
+        self._folder = drop_ins.RUN if runtime else drop_ins.ETC
+        self._root = cgroup_root.rstrip("/")
+        self._machine = machine
+        self._wait_s = wait_s
+        self._prefix = prefix
+        self._force = False
+        self._controls: set[str] = set()
+
+    def plan(self, groups: Sequence[Group], entries: Sequence[Entry], request: Request) -> Plan:
+        """Look, and say what is to be done."""
+        self._force = request.force
+        names = dict.fromkeys([*(group.name for group in groups), *(entry.place for entry in entries)])
+        units = {name: self._unit(name, _path_of(name, entries)) for name in names if name != drop_ins.SYSTEMD}
+        groups = [drop_ins.placed(group, units[group.name]) for group in groups]
+        controllers = frozenset(_text(f"{self._root}/cgroup.controllers").split())
+        found = {group.name: self._found(group, units[group.name], controllers) for group in groups}
+        machine = request.machine
+        refused = refusals(Request(groups, found, machine, *_rest(request)))
+        changes, overridden, notes = drop_ins.changes(groups, units, entries, self._folder)
+        return Plan(tuple(self._ordered(changes)), (*refused, *overridden), tuple(notes))
+
+    def apply(self, change: Change) -> None:
+        """Carry one change out. Raises ProvisionError."""
+        match change.kind:
+            case Kind.DROP_IN:
+                self._write(change.key, change.after)
+            case Kind.RELOAD:
+                self._systemctl("daemon-reload")
+            case Kind.SLICE:
+                self._systemctl("start" if change.after == ACTIVE else "stop", "--", change.place)
+            case _:
+                self._set(change)
+
+    def finish(self) -> None:
+        """Take away what set-property left: the drop-ins say the same, and later ones shall win over it."""
+        left = [path for path in self._controls if os.path.exists(path)]
+        self._controls.clear()
+        for path in left:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.dirname(path))
+        # Also when a rollback has put drop-ins back without a reload of its own.
+        if left:
+            self._systemctl("daemon-reload")
+
+    def inode(self, change: Change) -> int:
+        """Files are told by their content."""
+        del change
+        return 0
+
+    # Looking
+
+    def _unit(self, name: str, path: str | None) -> UnitFound:
+        own = f"{self._folder}/{name}.d/{drop_ins.NAME}" if path is None else path
+        answer = self._systemctl("show", f"--property={','.join(drop_ins.asked())}", "--", name)
+        shown = dict(line.partition("=")[::2] for line in answer.splitlines() if "=" in line)
+        cgroup = shown.get("ControlGroup", "")
+        kernel = {} if not cgroup else self._kernel(cgroup)
+        setters = self._setters(shown.get("DropInPaths", "").split(), own)
+        processes = len(_text(f"{self._root}{cgroup}/cgroup.procs").split()) if cgroup else 0
+        if cgroup and "populated 1" in _text(f"{self._root}{cgroup}/cgroup.events"):
+            processes = max(processes, 1)
+        return UnitFound(shown, _optional(self._prefix + own), kernel, setters, processes)
+
+    def _kernel(self, cgroup: str) -> dict[str, str]:
+        found = {file: _optional(f"{self._root}{cgroup}/{file}") for file in PROPERTIES}
+        return {file: text.strip() for file, text in found.items() if text is not None}
+
+    def _setters(self, paths: Sequence[str], own: str) -> dict[str, str]:
+        """Setting -> the drop-in behind ours that sets it last."""
+        found = {}
+        for path in paths:
+            for line in _text(self._prefix + path).splitlines():
+                key = line.partition("=")[0].strip()
+                if path != own and key in PROPERTIES.values():
+                    found[key] = path
+        return found
+
+    def _found(self, group: Group, unit: UnitFound, controllers: frozenset[str]) -> Found:
+        faults = tuple(drop_ins.faults(group, unit, controllers, self._machine.has_swap))
+        cgroup = unit.shown.get("ControlGroup", "")
+        if not unit.kernel:
+            return Found(faults=faults)
+        stat = dict(line.split() for line in _text(f"{self._root}{cgroup}/memory.stat").splitlines())
+        droppable = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))
+        return Found(cgroup, unit.kernel, self._used(cgroup), droppable, faults)
+
+    def _used(self, cgroup: str) -> int:
+        text = _text(f"{self._root}{cgroup}/memory.current").strip()
+        return int(text) if text.isdigit() else 0
+
+    def _cgroup(self, unit: str) -> str:
+        return self._systemctl("show", "--property=ControlGroup", "--value", "--", unit).strip()
+
+    def _ordered(self, changes: Sequence[Change]) -> list[Change]:
+        """Limits that are lowered below what is in use come first: a reload would write them at once."""
+        lowered = [one for one in changes if one.kind is Kind.LIVE and self._too_much(one)]
+        return [*lowered, *(one for one in changes if one not in lowered)]
+
+    def _too_much(self, change: Change) -> bool:
+        if change.key not in (HIGH, MAX) or change.after is None:
+            return False
+        limit = number_of(change.key, change.after)
+        return limit is not None and self._used(self._cgroup(change.place)) > limit != INFINITE
+
+    # Changing
+
+    def _write(self, path: str, text: str | None) -> None:
+        full = self._prefix + path
+        try:
+            if text is None:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(full)
+                with contextlib.suppress(OSError):
+                    os.rmdir(os.path.dirname(full))
+                return
+            os.makedirs(os.path.dirname(full), mode=0o755, exist_ok=True)
+            scratch = f"{full}.new"
+            with open(scratch, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(scratch, full)
+        except OSError as error:
+            raise ProvisionError(f"cannot write {path}: {error.strerror}; run this as root") from None
+
+    def _set(self, change: Change) -> None:
+        """Make the kernel have it now, where systemd's reload has not."""
+        cgroup = self._cgroup(change.place)
+        if not cgroup or change.after is None:
+            return
+        now = _text(f"{self._root}{cgroup}/{change.key}").strip()
+        number = number_of(change.key, change.after)
+        if number is None or number_of(change.key, now) == number:
+            return
+        if self._too_much(change):
+            if not self._force:
+                raise ProvisionError(
+                    f"cannot set {change.key} of {change.place}: it has come to use {size_text(self._used(cgroup))} "
+                    "meanwhile; run this again"
+                )
+            old = number_of(HIGH, _text(f"{self._root}{cgroup}/{HIGH}").strip())
+            with contextlib.ExitStack() as undo:
+                undo.callback(self._property, change.place, HIGH, INFINITE if old is None else old)
+                lower(
+                    change.place,
+                    number,
+                    lambda: self._used(cgroup),
+                    lambda high: self._property(change.place, HIGH, high),
+                    self._wait_s,
+                )
+                if change.key == HIGH:
+                    undo.pop_all()
+                    return
+                self._property(change.place, change.key, number)
+            return
+        self._property(change.place, change.key, number)
+
+    def _property(self, unit: str, file: str, number: int) -> None:
+        name = PROPERTIES[file]
+        value = "infinity" if number == INFINITE else str(number)
+        if file == CPU_MAX:
+            value = "" if number == INFINITE else f"{number / 1000:.2f}%"
+        self._controls.add(f"{self._prefix}/run/systemd/{CONTROL}/{unit}.d/50-{name}.conf")
+        self._systemctl("set-property", "--runtime", "--", unit, f"{name}={value}")
+
+    def _systemctl(self, *words: str) -> str:
+        try:
+            done = subprocess.run(  # noqa: S603  fixed words, and names that the configuration has checked
+                ["systemctl", "--no-ask-password", *words],  # noqa: S607  where PATH has it
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_TIMEOUT_S,
+                check=False,
+                env={**os.environ, **_ENVIRONMENT},
+            )
+        except subprocess.TimeoutExpired:
+            raise ProvisionError(f"cannot run systemctl {words[0]}: no answer in {_TIMEOUT_S} s") from None
+        except OSError as error:
+            raise ProvisionError(f"cannot run systemctl: {error.strerror}; install systemd, or set PATH") from None
+        if done.returncode:
+            why = done.stderr.decode(errors="replace").strip().splitlines()
+            raise ProvisionError(f"cannot do `systemctl {' '.join(words)}`: {why[-1] if why else 'it failed'}")
+        return done.stdout.decode(errors="replace")
+
+
+def _path_of(name: str, entries: Sequence[Entry]) -> str | None:
+    return next((entry.key for entry in entries if entry.kind is Kind.DROP_IN and entry.place == name), None)
+
+
+def _rest(request: Request) -> tuple[int, bool, bool]:
+    return request.reserve_bytes, request.overcommit, request.force
+
+
+def _text(path: str) -> str:
+    return _optional(path) or ""
+
+
+def _optional(path: str) -> str | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MAX_FILE_BYTES).decode(errors="replace")
+    except OSError:
+        return None
