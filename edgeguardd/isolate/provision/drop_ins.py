@@ -42,12 +42,12 @@ _AT_START = frozenset({OOM_GROUP})
 class UnitFound(Struct, frozen=True):
     """One unit as systemd and the kernel have it.
 
-    `shown`: the words of `systemctl show`. `drop_in`: our drop-in's text; None: there is none. `kernel`: file -> text
+    `shown`: the words of `systemctl show`. `drop_ins`: path -> text of those that are ours. `kernel`: file -> text
     of its cgroup; empty: it has none. `setters`: our settings that other files of the unit set, as "KEY in FILE".
     """
 
     shown: Mapping[str, str]
-    drop_in: str | None = None
+    drop_ins: Mapping[str, str] = {}
     kernel: Mapping[str, str] = {}
     setters: Mapping[str, str] = {}
     processes: int = 0
@@ -64,6 +64,11 @@ def text_of(group: Group) -> str:
     """The drop-in."""
     section = "Slice" if group.is_slice else "Service"
     return f"{_HEADER}[{section}]\n" + "".join(f"{key}={value}\n" for key, value in group.lines)
+
+
+def path_of(name: str, folder: str) -> str:
+    """Where the drop-in of a unit is."""
+    return f"{folder}/{name}.d/{NAME}"
 
 
 def placed(group: Group, found: UnitFound) -> Group:
@@ -143,9 +148,9 @@ def shown_number(file: str, words: Mapping[str, str]) -> int | None:
 
 
 def _drop_in(group: Group, unit: UnitFound, folder: str) -> Iterator[Change]:
-    text = text_of(group)
-    if unit.drop_in != text:
-        yield Change(Kind.DROP_IN, group.name, f"{folder}/{group.name}.d/{NAME}", unit.drop_in, text)
+    text, path = text_of(group), path_of(group.name, folder)
+    if unit.drop_ins.get(path) != text:
+        yield Change(Kind.DROP_IN, group.name, path, unit.drop_ins.get(path), text)
 
 
 def _started(group: Group, unit: UnitFound) -> Iterator[Change]:
@@ -195,7 +200,7 @@ def _back(
     for entry in entries:
         if entry.kind is not Kind.DROP_IN or entry.place in wanted:
             continue
-        now = found[entry.place].drop_in if entry.place in found else None
+        now = found[entry.place].drop_ins.get(entry.key) if entry.place in found else None
         if now == entry.before:
             continue
         if now != entry.written:

@@ -56,7 +56,7 @@ class SystemdBackend:
         """Look, and say what is to be done."""
         self._force = request.force
         names = dict.fromkeys([*(group.name for group in groups), *(entry.place for entry in entries)])
-        units = {name: self._unit(name, _path_of(name, entries)) for name in names if name != drop_ins.SYSTEMD}
+        units = {name: self._unit(name, _paths_of(name, entries)) for name in names}
         groups = [drop_ins.placed(group, units[group.name]) for group in groups]
         controllers = frozenset(_text(f"{self._root}/cgroup.controllers").split())
         found = {group.name: self._found(group, units[group.name], controllers) for group in groups}
@@ -97,8 +97,8 @@ class SystemdBackend:
 
     # Looking
 
-    def _unit(self, name: str, path: str | None) -> UnitFound:
-        own = f"{self._folder}/{name}.d/{drop_ins.NAME}" if path is None else path
+    def _unit(self, name: str, paths: set[str]) -> UnitFound:
+        own = {*paths, drop_ins.path_of(name, self._folder)}
         answer = self._systemctl("show", f"--property={','.join(drop_ins.asked())}", "--", name)
         shown = dict(line.partition("=")[::2] for line in answer.splitlines() if "=" in line)
         cgroup = shown.get("ControlGroup", "")
@@ -107,19 +107,20 @@ class SystemdBackend:
         processes = len(_text(f"{self._root}{cgroup}/cgroup.procs").split()) if cgroup else 0
         if cgroup and "populated 1" in _text(f"{self._root}{cgroup}/cgroup.events"):
             processes = max(processes, 1)
-        return UnitFound(shown, _optional(self._prefix + own), kernel, setters, processes)
+        ours = {path: text for path in own if (text := _optional(self._prefix + path)) is not None}
+        return UnitFound(shown, ours, kernel, setters, processes)
 
     def _kernel(self, cgroup: str) -> dict[str, str]:
         found = {file: _optional(f"{self._root}{cgroup}/{file}") for file in PROPERTIES}
         return {file: text.strip() for file, text in found.items() if text is not None}
 
-    def _setters(self, paths: Sequence[str], own: str) -> dict[str, str]:
+    def _setters(self, paths: Sequence[str], own: set[str]) -> dict[str, str]:
         """Setting -> the drop-in behind ours that sets it last."""
         found = {}
         for path in paths:
             for line in _text(self._prefix + path).splitlines():
                 key = line.partition("=")[0].strip()
-                if path != own and key in PROPERTIES.values():
+                if path not in own and key in PROPERTIES.values():
                     found[key] = path
         return found
 
@@ -231,8 +232,8 @@ class SystemdBackend:
         return done.stdout.decode(errors="replace")
 
 
-def _path_of(name: str, entries: Sequence[Entry]) -> str | None:
-    return next((entry.key for entry in entries if entry.kind is Kind.DROP_IN and entry.place == name), None)
+def _paths_of(name: str, entries: Sequence[Entry]) -> set[str]:
+    return {entry.key for entry in entries if entry.kind is Kind.DROP_IN and entry.place == name}
 
 
 def _rest(request: Request) -> tuple[int, bool, bool]:

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
@@ -66,14 +65,13 @@ def kernel(name: str, unit: str = UNIT) -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def service() -> Iterator[None]:
+def service() -> None:
     """A server that holds memory, also after the next boot."""
     os.makedirs("/etc/edgeguardd", exist_ok=True)
     with open(SERVICE, "w") as file:
         file.write(f'[Service]\nExecStart=/usr/bin/python3 -c "{HOLD}"\n[Install]\nWantedBy=multi-user.target\n')
     run("systemctl", "daemon-reload")
     run("systemctl", "enable", "--now", UNIT)
-    yield
 
 
 def test_what_cannot_work_is_refused_and_nothing_is_written() -> None:
