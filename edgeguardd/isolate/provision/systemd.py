@@ -51,6 +51,7 @@ class SystemdBackend:
         self._prefix = prefix
         self._force = False
         self._controls: set[str] = set()
+        self._unread = False
 
     def plan(self, groups: Sequence[Group], entries: Sequence[Entry], request: Request) -> Plan:
         """Look, and say what is to be done."""
@@ -70,8 +71,9 @@ class SystemdBackend:
         match change.kind:
             case Kind.DROP_IN:
                 self._write(change.key, change.after)
+                self._unread = True
             case Kind.RELOAD:
-                self._systemctl("daemon-reload")
+                self._reload()
             case Kind.SLICE:
                 self._systemctl("start" if change.after == ACTIVE else "stop", "--", change.place)
             case _:
@@ -86,9 +88,9 @@ class SystemdBackend:
                 os.unlink(path)
             with contextlib.suppress(OSError):
                 os.rmdir(os.path.dirname(path))
-        # Also when a rollback has put drop-ins back without a reload of its own.
-        if left:
-            self._systemctl("daemon-reload")
+        # A rollback puts drop-ins back after its reload.
+        if left or self._unread:
+            self._reload()
 
     def inode(self, change: Change) -> int:
         """Files are told by their content."""
@@ -203,6 +205,10 @@ class SystemdBackend:
                 self._property(change.place, change.key, number)
             return
         self._property(change.place, change.key, number)
+
+    def _reload(self) -> None:
+        self._systemctl("daemon-reload")
+        self._unread = False
 
     def _property(self, unit: str, file: str, number: int) -> None:
         name = PROPERTIES[file]
