@@ -165,6 +165,6 @@ def size_text(number: int) -> str:
     if number == INFINITE:
         return "no limit"
     for unit, power in (("G", 30), ("M", 20), ("K", 10)):
-        if number >= 1 << power and number % (1 << power) == 0:
+        if number >= 1 << power and number % (1 << power) == 0 and (number < 1 << 20 or power > 10):
             return f"{number >> power}{unit}"
     return f"{number / (1 << 20):.1f}M" if number >= 1 << 20 else f"{number} bytes"

@@ -22,7 +22,7 @@ cpu_weight = 50
 
 [[provision.slice]]
 name = "eg.slice"
-memory_max = "70%"
+memory_max = "75%"
 
 [[provision.service]]
 name = "eg-llama.service"

@@ -1,0 +1,197 @@
+"""Headers of GGUF files: good ones, hostile ones, cut ones; and the arithmetic that stands on them."""
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgeguardd.cli import edgeguardctl
+from edgeguardd.isolate.sizing.advice import MIB, SizingError, Wish, advise
+from edgeguardd.isolate.sizing.gguf import GgufError, read
+from edgeguardd.isolate.sizing.model import load
+
+GIB = 1 << 30
+LLAMA = {
+    "general.architecture": "llama",
+    "general.name": "Test 7B",
+    "llama.block_count": 32,
+    "llama.context_length": 32768,
+    "llama.embedding_length": 4096,
+    "llama.attention.head_count": 32,
+    "llama.attention.head_count_kv": 8,
+}
+
+
+def text(word: str) -> bytes:
+    """A string of the format."""
+    data = word.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def header(keys: dict[str, object], *, version: int = 3, count: int | None = None) -> bytes:
+    """A whole header: numbers as u32, texts, tuples as arrays of u32, lists as arrays of texts."""
+    parts = [b"GGUF", struct.pack("<IQQ", version, 0, len(keys) if count is None else count)]
+    for key, value in keys.items():
+        parts.append(text(key))
+        match value:
+            case str():
+                parts.append(struct.pack("<I", 8) + text(value))
+            case tuple():
+                parts.append(struct.pack("<IIQ", 9, 4, len(value)) + struct.pack(f"<{len(value)}I", *value))
+            case list():
+                parts.append(struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value)))
+            case bytes():
+                parts.append(value)
+            case _:
+                parts.append(struct.pack("<II", 4, value))
+    return b"".join(parts)
+
+
+def model(folder: Path, keys: dict[str, object] = LLAMA, size: int = 4 * GIB) -> str:
+    """A file of that header and size (sparse)."""
+    path = folder / "m.gguf"
+    path.write_bytes(header(keys))
+    os.truncate(path, max(size, len(header(keys))))
+    return str(path)
+
+
+def test_a_cache_is_layers_times_heads_times_lengths(tmp_path: Path) -> None:
+    """32 x 8 x (128 + 128) x 2 bytes = 128 KiB a token; with q8_0, 34 bytes for 32 numbers."""
+    found = load(model(tmp_path))
+    assert (found.key_length, found.value_length, len(found.kv_heads)) == (128, 128, 32)
+    assert found.kv_bytes(8192, "f16", "f16") == GIB
+    assert found.kv_bytes(8192, "q8_0", "q8_0") == GIB * 34 // 64
+
+
+def test_layers_may_have_heads_of_their_own(tmp_path: Path) -> None:
+    """Hybrid models: layers without a cache among them; lengths that are given count."""
+    keys = LLAMA | {"llama.attention.head_count_kv": (8, 0) * 16, "llama.attention.key_length": 64}
+    found = load(model(tmp_path, keys))
+    assert found.kv_bytes(1, "f16", "f16") == 16 * 8 * (64 + 128) * 2
+
+
+def test_a_vocabulary_is_counted_not_kept(tmp_path: Path) -> None:
+    """Arrays of texts are passed over."""
+    found = read(model(tmp_path, LLAMA | {"tokenizer.ggml.tokens": ["a", "bc"] * 500, "last": 7}))
+    assert found["tokenizer.ggml.tokens.count"] == 1000
+    assert found["last"] == 7
+
+
+def test_a_split_model_is_all_its_parts(tmp_path: Path) -> None:
+    """Named by one of them; one that is missing is said."""
+    first, second = (tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2))
+    first.write_bytes(header(LLAMA | {"split.count": 2}))
+    with pytest.raises(GgufError, match="No such file"):
+        load(str(first))
+    second.write_bytes(b"x" * 1000)
+    assert load(str(first)).file_bytes == first.stat().st_size + 1000
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"", "it is cut, or its header never ends"),
+        (b"ELF\x7f" + bytes(100), "it does not begin with GGUF"),
+        (header(LLAMA, version=1), "its version is 1, and 2 and 3 are known"),
+        (header(LLAMA, version=3 << 24), "are known"),
+        (header(LLAMA)[:-3], "it is cut"),
+        (header(LLAMA, count=1 << 60), "keys"),
+        (header({}, count=1) + struct.pack("<Q", 1 << 62), "it claims a text of"),
+        (header({"a": struct.pack("<I", 99)}), "a value of type 99"),
+        (header({"a": struct.pack("<IIQ", 9, 9, 1)}), "an array of type 9"),
+        (header({"a": struct.pack("<IIQ", 9, 8, 1 << 60)}), "items"),
+        (header({"a": struct.pack("<IIQ", 9, 0, 1 << 24)}), "it is cut"),
+        (header({}), "its header names no architecture"),
+        (header({"general.architecture": "../x y"}), "its header names no architecture"),
+        (header({"general.architecture": "x"}), "x.block_count of its header is missing"),
+        (header(LLAMA | {"llama.block_count": 1 << 31}), "no plain number, or out of bounds"),
+        (header(LLAMA | {"llama.attention.head_count_kv": (1, 2)}), "not one plain number a layer"),
+    ],
+)
+def test_what_is_no_model_costs_one_sentence(data: bytes, sentence: str, tmp_path: Path) -> None:
+    """Whatever the file claims."""
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(data)
+    with pytest.raises(GgufError) as caught:
+        load(str(path))
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(at=st.integers(0, len(header(LLAMA)) - 1), byte=st.integers(0, 255), cut=st.integers(0, len(header(LLAMA))))
+def test_no_byte_crashes_the_reader(at: int, byte: int, cut: int, tmp_path: Path) -> None:
+    """Mutated and cut headers are read, or refused."""
+    data = bytearray(header(LLAMA))
+    data[at] = byte
+    path = tmp_path / "fuzz.gguf"
+    path.write_bytes(bytes(data[:cut]))
+    refused = None
+    try:
+        load(str(path))
+    except GgufError as error:
+        refused = str(error)
+    assert refused is None or "\n" not in refused
+
+
+def test_the_arithmetic_adds_up(tmp_path: Path) -> None:
+    """Every line is there; limits rise and stay within what is left."""
+    advice = advise(Wish(8 * GIB, GIB, load(model(tmp_path)), tokens=4096))
+    sizes = {line.what: line.size_bytes for line in advice.lines}
+    assert sizes["= left to the server"] == sizes["RAM"] + sizes["- other services"] + sizes["- kept free"]
+    assert sizes["= at rest"] == sizes["model file"] + sizes["+ KV cache"] + sizes["+ buffers"]
+    assert sizes["+ KV cache"] == 512 * MIB
+    assert sizes["= at rest"] < advice.high_bytes < advice.max_bytes <= sizes["= left to the server"]
+
+
+def test_as_long_a_context_as_fits_is_proposed(tmp_path: Path) -> None:
+    """Less than the model was made for, where that would not fit; a quantised cache holds more."""
+    found = load(model(tmp_path))
+    plain = advise(Wish(8 * GIB, GIB, found))
+    packed = advise(Wish(8 * GIB, GIB, found, key_type="q8_0", value_type="q8_0"))
+    assert 512 <= plain.tokens < packed.tokens <= 32768
+    assert plain.tokens % 256 == 0
+
+
+def test_a_measured_peak_replaces_the_estimate(tmp_path: Path) -> None:
+    """Though the weights are at least their file."""
+    advice = advise(Wish(8 * GIB, GIB, load(model(tmp_path)), tokens=512, measured_bytes=5 * GIB))
+    assert advice.high_bytes > 5 * GIB
+
+
+@pytest.mark.parametrize("tokens", [None, 65536])
+def test_what_does_not_fit_is_said_by_how_much(tokens: int | None, tmp_path: Path) -> None:
+    """And what would."""
+    found = load(model(tmp_path))
+    with pytest.raises(SizingError, match="cannot fit Test 7B"):
+        advise(Wish(5 * GIB, GIB, found, tokens=tokens))
+
+
+def test_what_size_prints_provision_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--toml alone is a configuration."""
+    path = model(tmp_path, size=GIB)
+    words = ["size", path, "--ram", "8G", "--others", "1G", "--ctx-size", "4096", "--unit", "a@b.service"]
+    assert edgeguardctl.main([*words, "--toml"]) == 0
+    printed = capsys.readouterr().out
+    (tmp_path / "f.toml").write_text(printed)
+    assert edgeguardctl.main(["check-config", str(tmp_path / "f.toml")]) == 0
+    capsys.readouterr()
+    assert edgeguardctl.main(words) == 0
+    shown = capsys.readouterr().out
+    assert "32 layers x 8 KV heads x (128 f16 + 128 f16) = 131072 bytes a token; x 4096 tokens" in shown
+    assert "--ctx-size 4096 --parallel 1 --cache-ram" in shown
+    assert printed in shown
+
+
+def test_a_peak_is_read_from_a_cgroup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """memory.peak, else memory.current; anything else is one sentence."""
+    path = model(tmp_path, size=GIB)
+    (tmp_path / "memory.peak").write_text(f"{3 * GIB}\n")
+    words = ["size", path, "--ram", "8G", "--others", "1G", "--ctx-size", "512", "--measured"]
+    assert edgeguardctl.main([*words, str(tmp_path)]) == 0
+    assert "= measured instead        3072.0M" in capsys.readouterr().out
+    assert edgeguardctl.main([*words, "nonsense"]) == 2
+    assert "neither a size" in capsys.readouterr().err
