@@ -1,6 +1,8 @@
 """`edgeguardctl provision` on a real kernel's cgroup tree: apply, prove, repeat, refuse, force, roll back, undo."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,10 +13,12 @@ import pytest
 from tests.support import cgroup as cgroups
 from tests.support.cgroup import Cgroup, remove_tree
 from tests.support.hog import Hog
+from tests.support.running import REPOSITORY
 from tests.support.wait import eventually
 
 MIB = 1 << 20
 CTL = [sys.executable, "-c", "import sys; from edgeguardd.cli.edgeguardctl import main; sys.exit(main())"]
+PAGE = Path(REPOSITORY, "docs/how-to/isolate-a-server.md")
 CONFIG = """
 [provision]
 backend = "cgroup"
@@ -254,3 +258,44 @@ def test_a_failure_in_the_middle_is_rolled_back(box: Box, run_dir: str) -> None:
     assert box.files() == before
     assert [name for name in os.listdir(box.state) if name.endswith(".json")] == []
     assert not Path(f"{box.inside.path}/inference.slice").exists()
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of the page."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.mark.cost(12)
+def test_the_page_does_what_it_says(box: Box) -> None:
+    """Its file, on the little memory of a guest, and each of its commands in order; in the end all is as it was."""
+    table = '[provision]\nbackend = "cgroup"\nstate_directory = "{state}"\n'
+    text = blocks("toml")[0].replace("[provision]\n", table).replace('reserve = "256M"', 'reserve = "16M"')
+    box.write(text if "cpu" in box.read("cgroup.controllers") else text.replace("cpu_weight = 800\n", ""))
+    before = box.files()
+    for block in blocks("console"):
+        for line in block.splitlines():
+            if not line.startswith("$ edgeguardctl provision"):
+                continue
+            done = box.run(*shlex.split(line)[3:])
+            assert (done.returncode, done.stderr) == (0, ""), done.stdout
+            said = block.partition(line + "\n")[2].splitlines()[:1]
+            if said and not said[0].startswith("$"):
+                assert done.stdout.startswith(said[0].rstrip("…"))
+    assert box.files() == before
+
+
+@pytest.mark.cost(8)
+def test_provision_builds_what_the_script_builds(box: Box) -> None:
+    """Every value of every cgroup is the same, and all of the script's can be taken away again."""
+    (script,) = blocks("sh")
+    made = subprocess.run(
+        ["/bin/sh", "-e", "-c", script.replace("/sys/fs/cgroup", box.inside.path)], capture_output=True, check=True
+    )
+    assert made.stderr == b""
+    by_script = box.files()
+    remove_tree(f"{box.inside.path}/inference.slice")
+    box.inside.write("cgroup.subtree_control", "-memory")
+    box.write('[provision]\nbackend = "cgroup"\nreserve = 0\nstate_directory = "{state}"\n' + blocks("toml")[1])
+    done = box.run()
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert box.files() == by_script

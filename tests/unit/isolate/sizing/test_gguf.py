@@ -1,6 +1,5 @@
 """Headers of GGUF files: good ones, hostile ones, cut ones; and the arithmetic that stands on them."""
 
-import os
 import struct
 from pathlib import Path
 
@@ -12,50 +11,7 @@ from edgeguardd.cli import edgeguardctl
 from edgeguardd.isolate.sizing.advice import MIB, SizingError, Wish, advise
 from edgeguardd.isolate.sizing.gguf import GgufError, read
 from edgeguardd.isolate.sizing.model import load
-
-GIB = 1 << 30
-LLAMA = {
-    "general.architecture": "llama",
-    "general.name": "Test 7B",
-    "llama.block_count": 32,
-    "llama.context_length": 32768,
-    "llama.embedding_length": 4096,
-    "llama.attention.head_count": 32,
-    "llama.attention.head_count_kv": 8,
-}
-
-
-def text(word: str) -> bytes:
-    """A string of the format."""
-    data = word.encode()
-    return struct.pack("<Q", len(data)) + data
-
-
-def header(keys: dict[str, object], *, version: int = 3, count: int | None = None) -> bytes:
-    """A whole header: numbers as u32, texts, tuples as arrays of u32, lists as arrays of texts."""
-    parts = [b"GGUF", struct.pack("<IQQ", version, 0, len(keys) if count is None else count)]
-    for key, value in keys.items():
-        parts.append(text(key))
-        match value:
-            case str():
-                parts.append(struct.pack("<I", 8) + text(value))
-            case tuple():
-                parts.append(struct.pack("<IIQ", 9, 4, len(value)) + struct.pack(f"<{len(value)}I", *value))
-            case list():
-                parts.append(struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value)))
-            case bytes():
-                parts.append(value)
-            case _:
-                parts.append(struct.pack("<II", 4, value))
-    return b"".join(parts)
-
-
-def model(folder: Path, keys: dict[str, object] = LLAMA, size: int = 4 * GIB) -> str:
-    """A file of that header and size (sparse)."""
-    path = folder / "m.gguf"
-    path.write_bytes(header(keys))
-    os.truncate(path, max(size, len(header(keys))))
-    return str(path)
+from tests.support.ggufs import GIB, LLAMA, header, model
 
 
 def test_a_cache_is_layers_times_heads_times_lengths(tmp_path: Path) -> None:
@@ -68,14 +24,14 @@ def test_a_cache_is_layers_times_heads_times_lengths(tmp_path: Path) -> None:
 
 def test_layers_may_have_heads_of_their_own(tmp_path: Path) -> None:
     """Hybrid models: layers without a cache among them; lengths that are given count."""
-    keys = LLAMA | {"llama.attention.head_count_kv": (8, 0) * 16, "llama.attention.key_length": 64}
+    keys = {**LLAMA, "llama.attention.head_count_kv": (8, 0) * 16, "llama.attention.key_length": 64}
     found = load(model(tmp_path, keys))
     assert found.kv_bytes(1, "f16", "f16") == 16 * 8 * (64 + 128) * 2
 
 
 def test_a_vocabulary_is_counted_not_kept(tmp_path: Path) -> None:
     """Arrays of texts are passed over."""
-    found = read(model(tmp_path, LLAMA | {"tokenizer.ggml.tokens": ["a", "bc"] * 500, "last": 7}))
+    found = read(model(tmp_path, {**LLAMA, "tokenizer.ggml.tokens": ["a", "bc"] * 500, "last": 7}))
     assert found["tokenizer.ggml.tokens.count"] == 1000
     assert found["last"] == 7
 
@@ -83,7 +39,7 @@ def test_a_vocabulary_is_counted_not_kept(tmp_path: Path) -> None:
 def test_a_split_model_is_all_its_parts(tmp_path: Path) -> None:
     """Named by one of them; one that is missing is said."""
     first, second = (tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2))
-    first.write_bytes(header(LLAMA | {"split.count": 2}))
+    first.write_bytes(header({**LLAMA, "split.count": 2}))
     with pytest.raises(GgufError, match="No such file"):
         load(str(first))
     second.write_bytes(b"x" * 1000)
@@ -107,8 +63,8 @@ def test_a_split_model_is_all_its_parts(tmp_path: Path) -> None:
         (header({}), "its header names no architecture"),
         (header({"general.architecture": "../x y"}), "its header names no architecture"),
         (header({"general.architecture": "x"}), "x.block_count of its header is missing"),
-        (header(LLAMA | {"llama.block_count": 1 << 31}), "no plain number, or out of bounds"),
-        (header(LLAMA | {"llama.attention.head_count_kv": (1, 2)}), "not one plain number a layer"),
+        (header({**LLAMA, "llama.block_count": 1 << 31}), "no plain number, or out of bounds"),
+        (header({**LLAMA, "llama.attention.head_count_kv": (1, 2)}), "not one plain number a layer"),
     ],
 )
 def test_what_is_no_model_costs_one_sentence(data: bytes, sentence: str, tmp_path: Path) -> None:
