@@ -592,6 +592,18 @@ static void say_report(eg_client *c, double now) {
 
 /* ---- Obeying ---- */
 
+static void disconnect(eg_client *c, double now, const char *why);
+static void flush(eg_client *c, double now);
+static int has_room(const eg_client *c);
+
+/* Answer a command whole, or leave a daemon that does not read. What a handler finishes takes room from the answer to
+ * its own command, and may even end the connection, and then its answers go nowhere. */
+static void answer_command(eg_client *c, long long seq, struct eg_answer answer) {
+    if (c->fd >= 0 && !has_room(c)) flush(c, now_s());
+    if (c->fd >= 0 && !has_room(c)) disconnect(c, now_s(), "it does not read");
+    if (c->fd >= 0) say_ack(c, seq, answer);
+}
+
 static struct in_force after(struct in_force state, const struct eg_command *command) {
     if (command->max_batch_ratio >= 0.0) state.max_batch_ratio = command->max_batch_ratio;
     if (command->accept_requests >= 0) state.accept_requests = command->accept_requests;
@@ -675,7 +687,7 @@ static void on_command(eg_client *c, const struct message *m) {
         c->wanted = after(c->wanted, &command);
     }
     if (action == EG_RESTORE || (c->supports & action) != 0) answer = carry_out(c, &command);
-    say_ack(c, m->seq, answer);
+    answer_command(c, m->seq, answer);
 }
 
 static void on_welcome(eg_client *c, const struct message *m, double now) {
@@ -909,10 +921,7 @@ void eg_finish(eg_client *c, const struct eg_command *command, struct eg_answer 
         if (c->welcomed) bridge(c, "the daemon reconnected during the last order");
         return;
     }
-    if (!c->welcomed || command->seq == 0) return;
-    if (!has_room(c)) flush(c, now_s());
-    if (c->fd >= 0 && !has_room(c)) disconnect(c, now_s(), "it does not read");
-    if (c->fd >= 0) say_ack(c, command->seq, answer);
+    if (c->welcomed && command->seq > 0) answer_command(c, command->seq, answer);
 }
 
 void eg_report(eg_client *c, enum eg_figure figure, long long value) {

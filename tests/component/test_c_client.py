@@ -92,6 +92,14 @@ class Listener:
             pass
         return said
 
+    def seqs_until(self, last: int) -> list[int]:
+        """Of the acks up to this one, or to the end of the connection, where a line may be cut off."""
+        seqs: list[int] = []
+        while last not in seqs and (line := self._reader.readline()).endswith(b"\n"):
+            message = wire.decode_client(line)
+            seqs += [message.seq] if isinstance(message, wire.Ack) else []
+        return seqs
+
     def close(self) -> None:
         """End the connection."""
         if self._socket is not None:
@@ -165,6 +173,32 @@ def test_what_is_finished_after_its_connection_is_not_acked(built: dict[str, str
         daemon.until_printed(b"finished")
         daemon.say(wire.Ping(id="p"))
         assert daemon.line() == {"type": "pong", "id": "p"}
+
+
+def test_what_a_handler_finishes_meanwhile_is_said_whole_or_not_at_all(built: dict[str, str]) -> None:
+    """A daemon that does not read is left sooner or later; until then it gets no half of a line."""
+    with running(built["probe"], "within") as daemon:
+        # The kernel takes some 2900 of them unread (net.core.wmem_default).
+        for answers in range(2800, 20_000, 30):
+            daemon.accept()
+            daemon.say(command(1), command(2, release_bytes=answers))
+            daemon.until_printed(b"within")
+            seen = daemon.seqs_until(2)
+            if 2 not in seen:
+                break
+            assert seen == [1] * (answers + 1) + [2]
+        assert 2 not in seen
+
+
+def test_what_is_answered_after_the_connections_end_goes_nowhere(built: dict[str, str]) -> None:
+    """The next connection begins with a hello."""
+    with running(built["probe"], "within") as daemon:
+        daemon.accept()
+        daemon.program.send_signal(signal.SIGSTOP)
+        daemon.say(command(1), command(2, release_bytes=1000))
+        daemon.close()
+        daemon.program.send_signal(signal.SIGCONT)
+        assert daemon.accept()["type"] == "hello"
 
 
 def test_figures_are_merged_and_told_again(built: dict[str, str]) -> None:

@@ -11,6 +11,7 @@
 static struct eg_command kept; /* accepted, not finished */
 static const char *mode;
 static int commands, log_lines;
+static eg_client *guard;
 
 static struct eg_answer obey(void *context, const struct eg_command *command) {
     struct eg_answer answer = {EG_DONE, EG_EFFECT_NONE, 0, NULL};
@@ -32,6 +33,21 @@ static struct eg_answer obey(void *context, const struct eg_command *command) {
         static char text[5000];
         memset(text, '\x02', sizeof text - 1);
         answer.message = text;
+    }
+    if (strcmp(mode, "within") == 0 && command->release_bytes < 0) {
+        kept = *command;
+        answer.status = EG_ACCEPTED;
+    } else if (strcmp(mode, "within") == 0) {
+        static char text[5000];
+        long long i;
+        memset(text, '\x02', sizeof text - 1);
+        for (i = 0; i < command->release_bytes; i++) {
+            answer.message = i + 1 < command->release_bytes ? NULL : text; /* the last one is long */
+            eg_finish(guard, &kept, answer);
+        }
+        kept.seq = 0;
+        puts("within");
+        fflush(stdout);
     }
     if (strcmp(mode, "nonsense") == 0) {
         int far = 77;
@@ -95,7 +111,6 @@ int main(int argc, char **argv) {
     struct eg_answer done = {EG_DONE, EG_EFFECT_RELEASED, 5, NULL};
     const char *lost_after = getenv("LOST_AFTER_S");
     long long reported = 0;
-    eg_client *guard;
     int idle = 0;
 
     mode = argc > 1 ? argv[1] : "";
