@@ -39,6 +39,10 @@ class Upstream(StandIn):
         await self.go.wait()
         return standin.Reply({"ok": "yes", "bytes": len(call.body)}, headers={"X-Own": "1", "Keep-Alive": "timeout=5"})
 
+    def forget(self) -> None:
+        """So that what comes next is told from what came before."""
+        self.last = None
+
     async def pieces(self) -> AsyncIterator[bytes]:
         for piece in (b"data: one\n\n", b"data: two\n\n"):
             yield piece
@@ -175,7 +179,7 @@ def test_a_message_goes_on_with_one_length_and_one_host() -> None:
                 b"Host: a\r\nConnection: close, transfer-encoding\r\n" + chunks,
                 b"Host: a\r\nConnection: close, content-length, host\r\nContent-Length: 3\r\n\r\nabc",
             ):
-                upstream.last = None
+                upstream.forget()
                 answer = await said(front.at, b"POST /completion HTTP/1.1\r\n" + fields)
                 assert answer.startswith(b"HTTP/1.1 200 ")
                 assert upstream.last is not None
