@@ -179,7 +179,7 @@ def test_what_a_handler_finishes_meanwhile_is_said_whole_or_not_at_all(built: di
     """A daemon that does not read is left sooner or later; until then it gets no half of a line."""
     with running(built["probe"], "within") as daemon:
         # The kernel takes some 2900 of them unread (net.core.wmem_default).
-        for answers in range(2800, 20_000, 30):
+        for answers in range(2880, 20_000, 5):
             daemon.accept()
             daemon.say(command(1), command(2, release_bytes=answers))
             daemon.until_printed(b"within")
