@@ -25,9 +25,9 @@ ELSEWHERE = {
     "make demo": "run on its own; tests/demo is the program",
     "make test": "this very run",
     "python3 -m venv /opt/edgeguardd && /opt/edgeguardd/bin/pip install .": "setup.sh does it for .venv",
+    "ln -s /opt/edgeguardd/bin/edgeguard* /usr/local/bin/": "of commands that test_package.py runs",
     "pipx install .": "as above; tests/component/test_package.py runs the wheel",
     "uv tool install --python 3.12 .": "as above",
-    "python packaging/examples/onnx-server/server.py": "tests/component/test_docs_subscribe.py",
 }
 
 
@@ -155,6 +155,31 @@ def test_the_readme_stays_on_one_screen() -> None:
     assert len(lines) <= 80
     pages = {f"docs/reference/{name}" for name in os.listdir(os.path.join(REPOSITORY, "docs/reference"))}
     assert [page for page in sorted(pages) if f"({page})" not in text_of("README.md")] == []
+
+
+def test_the_units_are_placed_as_printed(place: str) -> None:
+    """Below a directory instead of /: each unit is there, and starts the program where the page has put it."""
+    lines = shell_lines("docs/how-to/run-as-a-service.md")
+    placing = [line for line in lines if line.startswith(("install ", "sed "))]
+    script = "\n".join(re.sub(r" /etc/", f" {place}/etc/", line) for line in placing)
+    subprocess.run(["bash", "-euc", script], cwd=REPOSITORY, check=True, timeout=60, stdin=subprocess.DEVNULL)
+    systemd = os.path.join(REPOSITORY, "systemd")
+    given = {name for name in os.listdir(systemd) if os.path.isfile(os.path.join(systemd, name))}
+    assert set(os.listdir(f"{place}/etc/systemd/system")) == given
+    starts = []
+    for name in sorted(given):
+        with open(f"{place}/etc/systemd/system/{name}") as file:
+            starts += re.findall(r"^ExecStart=(\S+)", file.read(), re.MULTILINE)
+    assert starts == ["/opt/edgeguardd/bin/edgeguardctl", "/opt/edgeguardd/bin/edgeguardd"]
+    assert os.listdir(f"{place}/etc/sysusers.d") == os.listdir(f"{place}/etc/tmpfiles.d") == ["edgeguardd.conf"]
+
+
+def test_the_package_brings_every_unit() -> None:
+    """A page that tells to enable a unit is right for whoever installed the package."""
+    rules = text_of("packaging/debian/rules")
+    systemd = os.path.join(REPOSITORY, "systemd")
+    units = [name for name in sorted(os.listdir(systemd)) if os.path.isfile(os.path.join(systemd, name))]
+    assert [name for name in units if f" {name}" not in rules] == []
 
 
 def test_links_of_the_documents_lead_somewhere() -> None:

@@ -3,6 +3,7 @@
 The first one, of FastAPI, is in test_asgi_server.
 """
 
+import json
 import os
 import re
 import shlex
@@ -38,7 +39,7 @@ def blocks() -> list[str]:
 def commands() -> list[str]:
     """The shell commands of the page."""
     with open(os.path.join(REPOSITORY, "docs/how-to/subscribe.md")) as file:
-        return [line.strip() for line in file if line.startswith("    ") and re.match(r" {4}(pip|python) ", line)]
+        return [line.strip() for line in file if line.startswith("    ") and re.match(r" {4}(pip|python|curl) ", line)]
 
 
 def the_one_with(text: str) -> str:
@@ -166,12 +167,14 @@ def test_onnx_runtime(daemon: Daemon, llm: FakeCgroup) -> None:
         names["guard"].close()
 
 
-@pytest.mark.parametrize("command", [line for line in commands() if line not in ELSEWHERE])
-def test_the_example_is_started_by_the_line_that_is_printed(place: str, command: str) -> None:
+def test_the_example_is_started_and_asked_as_printed(place: str) -> None:
     """On a free port here, so that the test disturbs nobody."""
     pytest.importorskip("onnxruntime", reason="onnxruntime has no build for this Python")
-    program, *words = shlex.split(command)
-    assert (program, words) == ("python", ["packaging/examples/onnx-server/server.py"])
-    argv = [sys.executable, *words, "--port", "0"]
+    start, ask = (shlex.split(command) for command in commands() if command not in ELSEWHERE)
+    assert start == ["python", "packaging/examples/onnx-server/server.py"]
+    curl, option, body, url = ask
+    assert (curl, option) == ("curl", "-d")
+    path = url.removeprefix("http://127.0.0.1:8000")
+    argv = [sys.executable, *start[1:], "--port", "0"]
     with asgiserver.running(argv, f"{place}/log", EDGEGUARDD_SOCKET=f"{place}/none") as server:
-        assert server.ask("/v1/embeddings", {"input": "a text"}).status == 200
+        assert server.ask(path, json.loads(body)).status == 200
