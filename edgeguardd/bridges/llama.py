@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from edgeguardd.bridges.base import Look, Server
 from edgeguardd.bridges.calls import AwayError, RefusedError, ServerError
+from edgeguardd.bridges.probes import gauge_sum
 
 # An idle slot is erased in milliseconds; one that has become busy meanwhile would block for its whole generation.
 ERASE_WITHIN_S = 2.0
@@ -146,7 +147,7 @@ class LlamaServer(Server):
         if self._router or not self._has_metrics:
             return None
         text = (await self.http.get("/metrics")).text()
-        return _gauge(text, "llamacpp:requests_processing") + _gauge(text, "llamacpp:requests_deferred")
+        return gauge_sum(text, "llamacpp:requests_processing", "llamacpp:requests_deferred")
 
     # Router
 
@@ -193,11 +194,3 @@ class LlamaServer(Server):
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _gauge(text: str, name: str) -> int:
-    for line in text.splitlines():
-        key, _, value = line.partition(" ")
-        if key == name:
-            return int(float(value))
-    return 0

@@ -1,6 +1,6 @@
 """Finding out without side effects: which calls a server offers, and what it counts.
 
-Must not: call anything that does something. Upstream: calls. Downstream: vllm, sglang, trtllm, ovms, localai.
+Must not: call anything that does something. Upstream: calls. Downstream: the servers' files.
 """
 
 import math
@@ -35,7 +35,8 @@ def gauge_sum(text: str, *names: str) -> int | None:
     """The sum of these gauges over all their labels, from the text of /metrics; None: there is none of them."""
     found = [_value(line) for line in text.splitlines() if line.split("{", 1)[0].split(" ", 1)[0] in names]
     values = [value for value in found if value is not None and math.isfinite(value)]
-    return int(sum(values)) if values else None
+    total = sum(values)
+    return int(total) if values and math.isfinite(total) else None
 
 
 def _value(line: str) -> float | None:

@@ -14,6 +14,7 @@ from edgeguardd.bridges.works import Settings, SupersededError
 from edgeguardd.client import Level, Logical, NoEffect, Released
 from tests.support.faketree import MIB
 from tests.support.gated import GROWN_BYTES, REST_BYTES, Gated
+from tests.support.standin import Call, Reply
 from tests.support.standins.llama import FakeLlama
 from tests.support.wait import soon
 
@@ -367,6 +368,29 @@ def test_memory_comes_first_where_the_record_cannot_be_written(tmp_path: Path) -
             assert released.bytes == REST_BYTES
             await bridged.obey("restore", **ALL)
             assert bridged.keeper.done == ["stop", "start"]
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("count", ["inf", "nan", "many", "", "1e308\nllamacpp:requests_deferred 1e308"])
+def test_what_is_no_count_of_requests_is_none(tmp_path: Path, count: str) -> None:
+    """Then nobody knows how many run, and nothing is released; least of all does the bridge end."""
+
+    class Odd(FakeLlama):
+        async def answer(self, call: Call) -> Reply:
+            if call.path == "/metrics":
+                return Reply(f"llamacpp:requests_processing {count}\n")
+            return await super().answer(call)
+
+    async def scene() -> None:
+        server = Odd()
+        settings = Settings(drain_s=5.0, external=True)
+        async with Gated(tmp_path, server).over(LlamaServer, settings, kept=True) as bridged:
+            bridged.grow()
+            await bridged.obey("reject_requests", accept_requests=False)
+            with pytest.raises(ServerError, match="cannot release: some requests still run"):
+                await bridged.obey("trim_kv_cache")
+            assert bridged.keeper.done == []
 
     asyncio.run(scene())
 
