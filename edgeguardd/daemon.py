@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
-from edgeguardd import __version__, access, decisionlog
+from edgeguardd import __version__, access, decisionlog, oomscores
 from edgeguardd.core.config import Config
 from edgeguardd.core.effects import (
     AnnounceLevel,
@@ -55,6 +55,7 @@ from edgeguardd.core.events import (
 )
 from edgeguardd.core.model import AckStatus, Level, Role
 from edgeguardd.core.wire import Hello
+from edgeguardd.delays import DelayCollector, DelayCounters
 from edgeguardd.errors import ConfigError, EdgeguardError
 from edgeguardd.gate import ROOT, Gate
 from edgeguardd.kernel import cgroupfs
@@ -147,8 +148,13 @@ class Daemon:
         )
         self.oom = OomReports(self._loop, state, self._paths, _partly_blind, enabled=config.kernel_log.enabled)
         self.metrics.registry.register(OomCollector(self.oom.stats))
+        self.scores = oomscores.keeper(self._loop)
+        self.metrics.registry.register(oomscores.OomScoreCollector(self.scores.stats))
+        self.delays = DelayCounters(config.delays, self._loop, lambda: _directories(root, self._paths()))
+        self.metrics.registry.register(DelayCollector(lambda: self.delays.totals))
         self.pages = Pages(epoch, config_path, self.engine, self.targets, self.subscribers, self.metrics, self.machine)
         self.pages.oom = self.oom.stats
+        self.pages.scores = self.scores.stats
         self.pages.sampling = config.sampling
         self.pages.watchers = self.watches.counts
         open_routes = {ROOT: self.gate.admit}
@@ -169,6 +175,8 @@ class Daemon:
         self.machine.start()
         self.targets.apply(self.config.targets, self.config.sampling, self.config.defaults)
         self.oom.start()
+        oomscores.start(self.scores, self.config)
+        self.delays.start()
         watched = {spec.path for spec in self.config.pressure_watches}
         await self.subscribers.start([sock for sock in passed if sock.getsockname() not in watched])
         self.watches.start(passed)
@@ -216,6 +224,8 @@ class Daemon:
         self.relief.close()
         await self.last_resorts.close()
         self.oom.close()
+        self.scores.close()
+        self.delays.close()
         self.machine.close()
         self.targets.close()
         self.recorder.close()
@@ -252,6 +262,7 @@ class Daemon:
             self.emit(ConfigReloaded(config))
             self.targets.apply(config.targets, config.sampling, config.defaults)
             self.machine.apply(config.machine)
+            self.scores.apply(config.oom_scores, config.oom_score_recheck_s)
             self.watches.place_again()
         self.notifier.ready()
 
@@ -448,11 +459,16 @@ def _partly_blind(sentence: str) -> None:
     log.warning("works_in_part", why=sentence)
 
 
+def _directories(root: cgroupfs.CgroupRoot, paths: dict[str, str]) -> dict[str, str]:
+    """The targets' directories in the cgroup tree."""
+    return {name: root.full(path) for name, path in paths.items()}
+
+
 def _needs_restart(old: Config, new: Config) -> list[str]:
     """The settings that differ and that only a restart can change."""
     changed = [
         name
-        for name in ("http", "log", "cgroup_root", "max_targets", "recorder", "kernel_log", "state_directory")
+        for name in ("http", "log", "cgroup_root", "max_targets", "recorder", "kernel_log", "delays", "state_directory")
         if getattr(old, name) != getattr(new, name)
     ]
     if old.pressure_watches != new.pressure_watches:

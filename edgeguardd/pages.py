@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import to_builtins
 
-from edgeguardd import __version__, webpage
+from edgeguardd import __version__, oomscores, webpage
 from edgeguardd.core import limits
 from edgeguardd.core.config import SamplingConfig
 from edgeguardd.core.effects import CommandEnded
@@ -21,6 +21,7 @@ from edgeguardd.core.model import Level
 from edgeguardd.core.target import Target
 from edgeguardd.kernel.guarded import TargetStatus
 from edgeguardd.kernel.machine import Machine
+from edgeguardd.kernel.scores import ScoreStats
 from edgeguardd.kernel.targets import Targets
 from edgeguardd.metrics import CONTENT_TYPE, Metrics
 from edgeguardd.oomreports import OomStats
@@ -53,6 +54,7 @@ class Pages:
         self.sampling = SamplingConfig()
         self.watchers: Callable[[], Mapping[str | None, int]] = dict
         self.oom: Callable[[], OomStats] = OomStats
+        self.scores: Callable[[], ScoreStats] = ScoreStats
         self._epoch = epoch
         self._config_path = config_path
         self._engine = engine
@@ -121,6 +123,7 @@ class Pages:
             "subscribers": [to_builtins(row) for row in self._subscribers.subscribers()],
             "last_commands": _commands(self._last_commands, now),
             "kernel_log": _kernel_log(self.oom()),
+            "oom_scores": oomscores.status(self.scores()),
         }
 
     def _machine_row(self, now: float) -> dict[str, Any]:

@@ -137,6 +137,46 @@ SECTIONS: tuple[tuple[str, tuple[Row, ...]], ...] = (
         ),
     ),
     (
+        "oom_score_adj by rule",
+        (
+            Row(
+                "oom_scores_in_force",
+                "info",
+                ("rules", "processes", "writes"),
+                "The daemon starts: what runs already has its score.",
+            ),
+            Row(
+                "oom_scores_wait",
+                "warning",
+                ("why",),
+                "The kernel does not tell of new processes: they wait for the next look at all. Said once.",
+            ),
+            Row(
+                "oom_score_corrected",
+                "warning",
+                ("rule", "pid", "was", "value"),
+                "Something else had changed the score of a process; it is as the rule says again.",
+            ),
+            Row(
+                "oom_score_failed",
+                "error",
+                ("rule", "why"),
+                "A process cannot be looked at or given its score. Said once for each rule and reason, counted always.",
+            ),
+        ),
+    ),
+    (
+        "Delays",
+        (
+            Row(
+                "delays_unread",
+                "warning",
+                ("why",),
+                "The kernel does not tell, or does not measure, how long processes wait for memory.",
+            ),
+        ),
+    ),
+    (
         "Commands",
         (
             Row(
@@ -305,12 +345,15 @@ FIELDS = {
     "path": "The cgroup, below the cgroup root.",
     "pid": "The process.",
     "places": "Requests at once, or null: not said.",
+    "processes": "How many.",
     "problems": "Every fault with its line and remedy.",
     "reason": "A sentence for people.",
     "release_bytes": "Parameter: how much to give back.",
     "release_s": "How long the server took.",
     "remedy": "What to do.",
     "role": "`inference` or `observer`.",
+    "rule": "The rule's name.",
+    "rules": "How many.",
     "rung": "The level whose commands are asked for now.",
     "seq": "The command's number.",
     "server": "The kind of server.",
@@ -332,12 +375,14 @@ FIELDS = {
     "url": "Where the server is.",
     "used_bytes": "What was in use.",
     "used_s": "What is done instead.",
+    "value": "The score now.",
     "version": "The daemon's, or the server's.",
     "victim_cgroup": "The first victim's own cgroup.",
     "victims": "Those that were killed, the first eight.",
     "wanted_s": "What was asked for.",
-    "was": "The level before.",
+    "was": "The level, or the score, before.",
     "what": "What was going on.",
+    "writes": "How many had to be written.",
     "why": "The figures that made it, or the sentence that a person needs.",
 }
 

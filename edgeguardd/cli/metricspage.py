@@ -20,9 +20,13 @@ from edgeguardd.core.events import (
     TargetAdded,
 )
 from edgeguardd.core.model import Action, Counters, MachineSample, Outcome, Sample, Usage
+from edgeguardd.core.taskstats import Delays
+from edgeguardd.delays import DelayCollector
+from edgeguardd.kernel.scores import RuleStats, ScoreStats
 from edgeguardd.logs import Output
 from edgeguardd.metrics import Metrics
 from edgeguardd.oomreports import OomCollector, OomStats
+from edgeguardd.oomscores import OomScoreCollector
 from edgeguardd.recorder import Recorder, RecorderStats
 from edgeguardd.serve.gatestats import GateStats
 from edgeguardd.serve.pressurewatch import WatchStats
@@ -46,6 +50,8 @@ LABELS = {
     "action": "The command: " + ", ".join(f"`{action.value}`" for action in Action) + ".",
     "outcome": "How it ended: " + ", ".join(f"`{outcome.value}`" for outcome in Outcome) + ".",
     "source": "`claimed` in acks, or `measured` in needed bytes.",
+    "delay": "What for: `reclaim`, `thrashing` (its own pages, again), or `swap_in`.",
+    "rule": "The rule's name (`[[oom_score]]`).",
     "result": "`applied` or `rejected`.",
     "code": "An [error code of the protocol](protocol.md#errors).",
     "mode": "Who asked: `nginx`, `envoy`, `caddy`, `traefik`, `direct`, `haproxy`; `unknown` in bad questions.",
@@ -83,6 +89,8 @@ def families() -> Iterator[Metric]:
     metrics.ended(CommandEnded(1, 1, "llm", Action.TRIM_KV_CACHE, Outcome.DONE, 1.0, 1, 1))
     metrics.reloads.labels("applied").inc()
     metrics.registry.register(OomCollector(lambda: OomStats({"memcg": 1}, unexplained={"llm": 1})))
+    metrics.registry.register(DelayCollector(lambda: {"llm": Delays()}))
+    metrics.registry.register(OomScoreCollector(lambda: ScoreStats(rules=[RuleStats("llm", 500)])))
     # What the library itself adds is worded by its version.
     yield from (family for family in metrics.registry.collect() if not family.name.startswith("process_"))
 

@@ -39,8 +39,8 @@ file, or with an empty one, everything has its default and subscribers have thei
     edgeguardctl check-config --example  # print every key at its default, with what it means
 
 Send the daemon SIGHUP to put a change in force (`systemctl reload edgeguardd` where it runs as a service); a faulty
-file changes nothing and is said in the log. A reload takes over targets, `[defaults]`, `[sampling]` and `[machine]`;
-where another setting has changed, the log says that it needs a restart.
+file changes nothing and is said in the log. A reload takes over targets, `[defaults]`, `[sampling]`, `[machine]` and
+`[[oom_score]]`; where another setting has changed, the log says that it needs a restart.
 
 ## How values are written
 
@@ -81,6 +81,11 @@ emergency = [{action = "freeze", max_freeze = "5s"}, "restart"]
 [[machine.device]]
 name = "gpu"
 kind = "nvml"
+
+[[oom_score]]
+name = "llm"
+unit = "llama.service"
+value = 500
 ```
 
 `edgeguardctl check-config --example` prints every key at its default, as does `packaging/config/edgeguardd.toml`.

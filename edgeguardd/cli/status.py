@@ -7,7 +7,7 @@ import argparse
 import json
 
 from edgeguardd.cli import common, daemonlink, remarks, words
-from edgeguardd.cli.statusdoc import Status
+from edgeguardd.cli.statusdoc import ScoresRow, Status
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -52,6 +52,7 @@ def page(status: Status) -> list[str]:
         *_subscribers(status),
         "",
         *_commands(status),
+        *_scores(status.oom_scores),
     ]
 
 
@@ -99,6 +100,28 @@ def _subscribers(status: Status) -> list[str]:
         for row in status.subscribers
     ]
     return words.table(header, rows)
+
+
+def _scores(scores: ScoresRow) -> list[str]:
+    """Nothing where there are no rules."""
+    if not scores.rules:
+        return []
+    header = ("OOM SCORE", "VALUE", "IN FORCE", "WRITTEN", "CORRECTED", "FAILED")
+    rows = [
+        [
+            words.name(rule.name),
+            str(rule.value),
+            *map(str, (rule.in_force, rule.writes, rule.corrections, rule.failures)),
+        ]
+        for rule in scores.rules
+    ]
+    first, *lines = words.table(header, rows)
+    found = ["", first]
+    for line, rule in zip(lines, scores.rules, strict=True):
+        found += [line, *([] if rule.why is None else [f"  {words.name(rule.why, remarks.MAX_REASON_CHARS)}"])]
+    if scores.why is not None:
+        found.append(f"  new processes wait for the next look: {words.name(scores.why, remarks.MAX_REASON_CHARS)}")
+    return found
 
 
 def _commands(status: Status) -> list[str]:

@@ -163,6 +163,27 @@ class KernelLogRow(Struct, frozen=True):
     last_report: OomRow | None = None
 
 
+class ScoreRow(Struct, frozen=True):
+    """One rule of oom_score_adj."""
+
+    name: str
+    value: int
+    in_force: int = 0
+    writes: int = 0
+    corrections: int = 0
+    failures: int = 0
+    why: str | None = None
+
+
+class ScoresRow(Struct, frozen=True):
+    """oom_score_adj by rule."""
+
+    told: bool = False
+    why: str | None = None
+    overruns: int = 0
+    rules: list[ScoreRow] = field(default_factory=list)
+
+
 class Status(Struct, frozen=True):
     """The whole answer."""
 
@@ -178,3 +199,4 @@ class Status(Struct, frozen=True):
     subscribers: list[SubscriberRow] = field(default_factory=list)
     last_commands: list[EndedCommand] = field(default_factory=list)
     kernel_log: KernelLogRow = KernelLogRow()
+    oom_scores: ScoresRow = ScoresRow()

@@ -232,6 +232,26 @@ class KernelLogConfig(Struct, frozen=True):
     enabled: bool = True
 
 
+class OomScoreRule(Struct, frozen=True):
+    """One [[oom_score]]: oom_score_adj for every process that meets all of the conditions that are set."""
+
+    name: str
+    value: int
+    unit: str | None = None
+    cgroup: str | None = None
+    exe: str | None = None
+    comm: str | None = None
+    allow_unkillable: bool = False
+
+
+class DelaysConfig(Struct, frozen=True):
+    """Whether and how often the targets' main processes are asked for their delays."""
+
+    enabled: bool = False
+    # As often as Prometheus usually scrapes.
+    interval_s: float = 15.0
+
+
 class Config(Struct, frozen=True):
     """Everything. `self_targets` lets a subscriber have its own cgroup guarded without any configuration."""
 
@@ -245,6 +265,10 @@ class Config(Struct, frozen=True):
     recorder: RecorderConfig = RecorderConfig()
     provision: ProvisionConfig = ProvisionConfig()
     kernel_log: KernelLogConfig = KernelLogConfig()
+    delays: DelaysConfig = DelaysConfig()
+    oom_scores: tuple[OomScoreRule, ...] = ()
+    # One look at 300 processes takes about 15 ms: a thousandth of a processor.
+    oom_score_recheck_s: float = 15.0
     # Lifted limits are written here before they are lifted; systemd's StateDirectory= makes it.
     state_directory: str = "/var/lib/edgeguardd"
     defaults: Policy = Policy()

@@ -17,6 +17,7 @@ from edgeguardd.core.config import (
     LastResortStep,
     MachineConfig,
     Mark,
+    OomScoreRule,
     Policy,
     SamplingConfig,
     Step,
@@ -25,6 +26,7 @@ from edgeguardd.core.config import (
 from edgeguardd.core.configplaces import shared_places
 from edgeguardd.core.model import Action, LastResort
 
+UNKILLABLE = -1000  # OOM_SCORE_ADJ_MIN, include/uapi/linux/oom.h
 LEVELS = ("elevated", "high", "critical", "emergency")
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _MARKS = LEVELS[:3]
@@ -143,6 +145,17 @@ def device_findings(device: DeviceSpec) -> list[Finding]:
     return found
 
 
+def score_findings(rule: OomScoreRule) -> list[Finding]:
+    """Faults between the keys of one rule of oom_score_adj."""
+    if rule.value != UNKILLABLE or rule.allow_unkillable:
+        return []
+    why = (
+        "the kernel could then kill anything but this, and a leak in it takes the machine; write -999, or "
+        "allow_unkillable = true beside it if that is meant"
+    )
+    return [Finding(("value",), why)]
+
+
 def sampling_findings(sampling: SamplingConfig) -> list[Finding]:
     """Faults between the sampling intervals."""
     if sampling.fast_s <= sampling.slow_s:
@@ -181,7 +194,20 @@ def warnings(config: Config) -> list[str]:
         ]
     if config.machine.devices and not config.machine.enabled:
         found.append("machine.enabled is false, so that no device is read either")
+    found += _hidden_rules(config.oom_scores)
     return found + shared_places(config.targets)
+
+
+def _hidden_rules(rules: tuple[OomScoreRule, ...]) -> list[str]:
+    """Rules that can never decide, as one before them asks for nothing that they do not ask for."""
+    keys = ("unit", "cgroup", "exe", "comm")
+    asked = [{(key, value) for key in keys if (value := getattr(rule, key)) is not None} for rule in rules]
+    return [
+        f'oom_score "{rules[later].name}" never decides: "{rules[earlier].name}" before it fits all of its processes; '
+        "write it first"
+        for earlier, later in combinations(range(len(rules)), 2)
+        if asked[earlier] <= asked[later]
+    ]
 
 
 def _restarts_own_unit(resorts: LastResorts, level: str) -> bool:

@@ -13,6 +13,7 @@ from edgeguardd.core.configkinds import quoted
 # sun_path holds 108 bytes with its closing NUL (unix(7)).
 MAX_SOCKET_PATH_BYTES = 107
 MAX_UNIT_CHARS = 255  # systemd's UNIT_NAME_MAX, less its closing NUL
+MAX_COMM_BYTES = 15
 MAX_GID = 2**32 - 2  # 2^32 - 1 means "no group" to the kernel
 
 _UNIT = re.compile(
@@ -72,7 +73,7 @@ def check_unit(unit: str) -> None:
 
 
 def check_name(name: str) -> None:
-    """A target's name: what the protocol, the log and metric labels call it."""
+    """The name of a target or a rule: what the protocol, the log and metric labels call it."""
     if name == "self":
         raise ValueError('"self" is what a subscriber calls the cgroup it lives in; choose another name')
     if not _NAME.fullmatch(name):
@@ -90,6 +91,23 @@ def check_service(unit: str) -> None:
     check_unit(unit)
     if not unit.endswith(".service"):
         raise ValueError("only a .service can be restarted; name the one that runs the server")
+
+
+def check_executable(path: str) -> None:
+    """A program's path, as the kernel has it."""
+    check_absolute(path)
+    if path.endswith(" (deleted)"):
+        raise ValueError('" (deleted)" is how the kernel marks a replaced file, and no part of its path; leave it out')
+
+
+def check_comm(comm: str) -> None:
+    """A process's name as the kernel keeps it: TASK_COMM_LEN, 16 bytes with the closing NUL."""
+    raw = comm.encode()
+    if not raw or "\n" in comm:
+        raise ValueError("a process's name is 1 to 15 bytes of one line; write it as /proc/PID/comm shows it")
+    if len(raw) > MAX_COMM_BYTES:
+        kept = raw[:MAX_COMM_BYTES].decode(errors="ignore")
+        raise ValueError(f"the kernel keeps {MAX_COMM_BYTES} bytes of a name; write {quoted(kept)} if that is meant")
 
 
 def check_signal(name: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from edgeguardd.core import configcheck, configpolicy, configprovision
+from edgeguardd.core import configcheck, configpolicy, configprovision, configscores
 from edgeguardd.core import configtable as table
 from edgeguardd.core.config import (
     Config,
@@ -18,6 +18,7 @@ from edgeguardd.core.config import (
     Ladder,
     LastResorts,
     LastResortStep,
+    OomScoreRule,
     Policy,
     Step,
     TargetSpec,
@@ -33,6 +34,9 @@ from edgeguardd.core.text import printable
 
 Tree = Mapping[str, Any]
 _DEVICE_SAMPLES = {"name": '"gpu"', "kind": '"nvml"'}
+_SCORE_SAMPLES = {"name": '"llm"', "value": "500"}
+# Each is tried on each process; every rule has metrics of its own.
+MAX_RULES = 64
 Levels = TypeVar("Levels", Ladder, LastResorts)
 Group = TypeVar("Group", SliceSpec, ServiceSpec)
 # Tables within a table, which are read apart.
@@ -67,8 +71,9 @@ class Reader:
             table.RECORDER,
             table.KERNEL_LOG,
             configprovision.PROVISION,
+            configscores.DELAYS,
         )
-        tables = (*(section.header for section in named), "defaults", "target", "pressure_watch")
+        tables = (*(section.header for section in named), "defaults", "target", "pressure_watch", "oom_score")
         top = self._values(tree, (), table.TOP, tables)
         trees = {section.header: self._table(tree, (section.header,)) for section in named}
         sections: dict[str, Any] = {
@@ -84,7 +89,10 @@ class Reader:
         defaults = self._policy(self._table(tree, ("defaults",)), ("defaults",), Policy())
         targets = self._targets(tree, defaults)
         watches = self._watches(tree, sections["socket"].path, {spec.name for spec in targets if not spec.glob})
-        config = Config(**top, **sections, defaults=defaults, targets=targets, pressure_watches=watches)
+        scores = self._oom_scores(tree)
+        config = Config(
+            **top, **sections, defaults=defaults, targets=targets, pressure_watches=watches, oom_scores=scores
+        )
         self._findings(("sampling",), trees["sampling"], configcheck.sampling_findings(config.sampling))
         self._findings(("machine",), trees["machine"], configcheck.machine_findings(config.machine))
         if len(config.targets) > config.max_targets:
@@ -146,6 +154,26 @@ class Reader:
                 self._problem((*path, "target"), spec.target, why)
             specs[spec.path] = spec
         return tuple(specs.values())
+
+    def _oom_scores(self, tree: Tree) -> tuple[OomScoreRule, ...]:
+        rules: dict[str, OomScoreRule] = {}
+        for entry, path in self._entries(tree, ("oom_score",), configscores.OOM_SCORE):
+            values = self._values(entry, path, configscores.OOM_SCORE)
+            missing = [key for key in ("name", "value") if key not in entry]
+            for key in missing:
+                self._problem(path, None, f"it has no {key}; write one such as {key} = {_SCORE_SAMPLES[key]}")
+            if not {"unit", "cgroup", "exe", "comm"} & entry.keys():
+                self._problem(path, None, "it would hold for every process; write unit, cgroup, exe or comm")
+            if "name" not in values or "value" not in values:
+                continue
+            rule = OomScoreRule(**values)
+            self._findings(path, entry, configcheck.score_findings(rule))
+            if rule.name in rules:
+                self._problem((*path, "name"), rule.name, "another rule has that name; choose one of its own")
+            rules[rule.name] = rule
+        if len(rules) > MAX_RULES:
+            self._problem(("oom_score",), None, f"there are {len(rules)} rules; write at most {MAX_RULES}")
+        return tuple(rules.values())
 
     def _targets(self, tree: Tree, defaults: Policy) -> tuple[TargetSpec, ...]:
         specs: dict[str, TargetSpec] = {}

@@ -45,6 +45,7 @@ from edgeguardd.core.confignames import (
 from edgeguardd.core.configpolicy import DEFAULTS, HOUR_S, LADDER, LAST_RESORT
 from edgeguardd.core.configprovision import PROVISION, SERVICE, SLICE
 from edgeguardd.core.configrows import Row, Section
+from edgeguardd.core.configscores import DELAYS, OOM_SCORE
 
 MAX_TARGETS = 4096
 # Less than this holds no incident: a sample of one target takes about 300 bytes.
@@ -86,6 +87,13 @@ TOP = Section(
             "state_directory",
             DIRECTORY,
             "Where lifted limits are written down before they are lifted, and where the flight recorder writes.",
+        ),
+        Row(
+            "oom_score_recheck",
+            "oom_score_recheck_s",
+            duration(HOUR_S, 1.0),
+            "How often all processes are looked at for [[oom_score]]: for values that something changed, and processes "
+            "that were moved to another cgroup, of which the kernel tells nobody.",
         ),
     ),
 )
@@ -342,6 +350,6 @@ TARGET = Section(
 
 # In the order of the reference page and of the example file.
 SECTIONS = (
-    *(TOP, SOCKET, WATCH, HTTP, GATE, SAMPLING, LOG, MACHINE, DEVICE, RECORDER, KERNEL_LOG),
+    *(TOP, SOCKET, WATCH, HTTP, GATE, SAMPLING, LOG, MACHINE, DEVICE, RECORDER, KERNEL_LOG, OOM_SCORE, DELAYS),
     *(DEFAULTS, LADDER, LAST_RESORT, TARGET, PROVISION, SLICE, SERVICE),
 )

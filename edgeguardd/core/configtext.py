@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from edgeguardd.core import configpolicy, configprovision
+from edgeguardd.core import configpolicy, configprovision, configscores
 from edgeguardd.core import configtable as table
 from edgeguardd.core.config import Config, Policy, TargetSpec
 from edgeguardd.core.configrows import Row, Section
@@ -32,6 +32,8 @@ def render(config: Config) -> str:
         if section is table.SOCKET:
             for watch in config.pressure_watches:
                 lines += _block(table.WATCH, watch)
+    for rule in config.oom_scores:
+        lines += _block(configscores.OOM_SCORE, rule)
     for spec in config.targets:
         lines += _target(spec)
     return "\n".join(lines).strip() + "\n"
@@ -57,6 +59,7 @@ def example() -> str:
             lines += [*_commented(configprovision.SLICE), *_commented(configprovision.SERVICE)]
         if section is table.SOCKET:
             lines += _commented(table.WATCH)
+    lines += _commented(configscores.OOM_SCORE)
     lines += _commented(table.TARGET)
     return "\n".join(lines) + "\n"
 
@@ -73,6 +76,12 @@ _SAMPLES = {
     "machine.device.kind": '"nvml"',
     "machine.device.path": '"/run/npu/memory"',
     "defaults.static": '"6G"',
+    "oom_score.name": '"llm"',
+    "oom_score.value": "500",
+    "oom_score.unit": '"llama.service"',
+    "oom_score.cgroup": '"/kubepods.slice/*/cri-*.scope"',
+    "oom_score.exe": '"/usr/local/bin/llama-server"',
+    "oom_score.comm": '"llama-server"',
     "target.name": '"llm"',
     "target.path": '"/system.slice/llama.service"',
     "target.unit": '"llama.service"',

@@ -9,6 +9,7 @@ from edgeguardd.core import configpolicy
 from edgeguardd.core import configtable as table
 from edgeguardd.core.config import (
     Config,
+    DelaysConfig,
     DeviceSpec,
     GateConfig,
     HttpConfig,
@@ -18,6 +19,7 @@ from edgeguardd.core.config import (
     LogConfig,
     MachineConfig,
     Mark,
+    OomScoreRule,
     Policy,
     RecorderConfig,
     SamplingConfig,
@@ -36,7 +38,7 @@ SECTIONS = (*table.SECTIONS, configpolicy.STEP, configpolicy.RESORT_STEP)
 KEYS = sorted({row.key for section in SECTIONS for row in section.rows})
 HEADERS = [
     *("[socket]", "[http]", "[sampling]", "[machine]", "[[machine.device]]", "[recorder]", "[defaults]"),
-    *("[gate]", "[[pressure_watch]]"),
+    *("[gate]", "[[pressure_watch]]", "[[oom_score]]", "[delays]"),
     *("[defaults.ladder]", "[defaults.last_resort]", "[[target]]", "[target.ladder]", "[target.last_resort]"),
 ]
 SCALARS = st.one_of(
@@ -78,7 +80,7 @@ def test_no_wrong_value_in_the_right_place_crashes_the_reader(text: str) -> None
     read_or_refuse(text)
 
 
-NAMES = ["socket", "http", "machine", "recorder", "kernel_log", "defaults", "target"]
+NAMES = ["oom_score", "delays", "socket", "http", "machine", "recorder", "kernel_log", "defaults", "target"]
 TREES: st.SearchStrategy[Any] = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.dates()),
     lambda inner: st.one_of(
@@ -199,9 +201,24 @@ watches = st.builds(
 )
 
 
+rules = st.builds(
+    OomScoreRule,
+    st.sampled_from(["a", "b", "c:d"]),
+    st.integers(-999, 1000),
+    unit=st.none() | services,
+    cgroup=st.none() | st.sampled_from(["/a", "/a b/*.scope"]),
+    exe=st.none() | st.sampled_from(["/bin/a", "/opt/ä b"]),
+    comm=st.text(st.characters(codec="utf-8", exclude_characters="\n\0"), min_size=1, max_size=3),
+    allow_unkillable=st.booleans(),
+)
+
+
 configs = st.builds(
     Config,
     gate=st.builds(GateConfig, hold_s=st.floats(0.1, 60), agent_port=st.none() | st.integers(0, 65535)),
+    oom_scores=st.lists(rules, max_size=3, unique_by=lambda rule: rule.name).map(tuple),
+    oom_score_recheck_s=st.floats(1.0, 3600.0),
+    delays=st.builds(DelaysConfig, st.booleans(), st.floats(1.0, 3600.0)),
     pressure_watches=st.lists(watches, max_size=3, unique_by=lambda spec: spec.path).map(tuple),
     socket=st.builds(
         SocketConfig,

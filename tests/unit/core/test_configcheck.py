@@ -10,6 +10,7 @@ from edgeguardd.core.config import (
     LastResorts,
     LastResortStep,
     MachineConfig,
+    OomScoreRule,
     Policy,
     SocketConfig,
     TargetSpec,
@@ -19,6 +20,14 @@ from edgeguardd.core.model import LastResort
 
 TARGET = TargetSpec("a", path="/a")
 RESTART = Policy(last_resort=LastResorts(critical=(LastResortStep(LastResort.RESTART),)))
+
+
+RULE = OomScoreRule("b", 2, unit="a.service", comm="a")
+
+
+def test_a_narrower_rule_before_a_wider_one_is_no_mistake() -> None:
+    """That is how an exception is written."""
+    assert warnings(Config(oom_scores=(RULE, OomScoreRule("a", 1, unit="a.service")))) == []
 
 
 def test_the_defaults_give_no_warning() -> None:
@@ -36,6 +45,10 @@ def test_the_defaults_give_no_warning() -> None:
         (Config(targets=(TARGET, TargetSpec("b", path="/a"))), "the same cgroup"),
         (Config(targets=(TargetSpec("a", path="/a", policy=Policy(ladder=Ladder((), (), (), ()))),)), "empty ladder"),
         (Config(defaults=RESTART), "defaults.last_resort.critical restarts the target's unit"),
+        (
+            Config(oom_scores=(OomScoreRule("a", 1, unit="a.service"), RULE)),
+            'oom_score "b" never decides: "a" before it',
+        ),
         (Config(machine=MachineConfig(enabled=False, devices=(DeviceSpec("a", "nvml"),))), "no device is read either"),
     ],
 )

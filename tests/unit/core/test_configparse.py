@@ -240,6 +240,7 @@ def test_every_field_has_its_row() -> None:
     """No field of the configuration values is without a key, and no key without a field."""
     parts = {"socket", "http", "sampling", "log", "machine", "recorder", "defaults", "targets", "devices"}
     parts |= {"gate", "pressure_watches", "kernel_log", "provision", "slices", "services"}
+    parts |= {"oom_scores", "delays"}
     parts |= {"ladder", "last_resort", "policy"}
     for section in (*table.SECTIONS, configpolicy.STEP, configpolicy.RESORT_STEP):
         fields = {field.name for field in msgspec.structs.fields(section.fills)}
@@ -261,8 +262,50 @@ def test_the_example_means_the_defaults_and_names_every_key() -> None:
     config = read(uncommented, "example")
     assert config.pressure_watches == (WatchSpec("/run/edgeguardd/pressure.sock", group="edgeguard"),)
     assert config.gate == GateConfig(agent_port=9465)
+    assert [(rule.name, rule.value, rule.comm) for rule in config.oom_scores] == [("llm", 500, "llama-server")]
     assert [spec.unit for spec in config.targets] == ["llama.service"]
     assert config.machine.devices == (DeviceSpec("gpu", "nvml"),)
+
+
+@pytest.mark.parametrize(
+    ("keys", "word"),
+    [
+        ("value = 5\ncomm = 'a'", "it has no name"),
+        ("name = 'a'\ncomm = 'a'", "it has no value"),
+        ("name = 'a'\nvalue = 5", "write unit, cgroup, exe or comm"),
+        ("name = 'a'\nvalue = 5\nallow_unkillable = true", "write unit, cgroup, exe or comm"),
+        ("name = 'a'\nvalue = 1001\ncomm = 'a'", "from -1000 to 1000"),
+        ("name = 'a'\nvalue = -1000\ncomm = 'a'", "allow_unkillable = true"),
+        ("name = 'a'\nvalue = -1000\ncomm = 'a'\nallow_unkillable = false", "allow_unkillable = true"),
+        ("name = 'a'\nvalue = 5\ncomm = ''", "1 to 15 bytes"),
+        ("name = 'a'\nvalue = 5\ncomm = 'llama-server-main'", 'write "llama-server-ma"'),
+        ("name = 'a'\nvalue = 5\ncomm = 'ü' ", None),
+        ("name = 'a'\nvalue = 5\ncomm = 'üüüüüüüü'", 'write "üüüüüüü"'),
+        ("name = 'a'\nvalue = 5\nexe = 'bin/a'", "not absolute"),
+        ("name = 'a'\nvalue = 5\nexe = '/bin/a (deleted)'", "leave it out"),
+        ("name = 'a'\nvalue = 5\ncgroup = '/sys/fs/cgroup/a'", 'write "/a"'),
+        ("name = 'a'\nvalue = 5\ncgroup = '/'", "root cgroup"),
+        ("name = 'a'\nvalue = 5\nunit = 'a@.service'", "template"),
+        (
+            "name = 'a'\nvalue = 5\ncomm = 'a'\n[[oom_score]]\nname = 'a'\nvalue = 5\ncomm = 'b'",
+            "another rule has that name",
+        ),
+        ("name = 'a'\nvalue = 5\ncomm = 'a'\nscore = 5", "there is no such key"),
+    ],
+)
+def test_a_rule_of_oom_score_adj_is_whole_or_a_fault(keys: str, word: str | None) -> None:
+    """-1000 takes consent, and a rule without a condition would be for everything."""
+    text = f"[[oom_score]]\n{keys}"
+    if word is None:
+        assert len(read(text, "f").oom_scores) == 1
+    else:
+        assert word in problem(text)
+
+
+def test_the_number_of_rules_is_bounded() -> None:
+    """Each is tried on each process."""
+    text = "".join(f"[[oom_score]]\nname = 'r{n}'\nvalue = 1\ncomm = 'c{n}'\n" for n in range(65))
+    assert "at most 64" in problem(text)
 
 
 def test_what_is_rendered_reads_back() -> None:
