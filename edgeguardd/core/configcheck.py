@@ -194,6 +194,11 @@ def warnings(config: Config) -> list[str]:
         ]
     if config.machine.devices and not config.machine.enabled:
         found.append("machine.enabled is false, so that no device is read either")
+    found += [
+        f'oom_score "{rule.name}" protects by comm alone, a name that any process can take; add unit, cgroup or exe'
+        for rule in config.oom_scores
+        if rule.value < 0 and rule.unit is rule.cgroup is rule.exe is None
+    ]
     found += _hidden_rules(config.oom_scores)
     return found + shared_places(config.targets)
 

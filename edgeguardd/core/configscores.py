@@ -46,7 +46,8 @@ OOM_SCORE = Section(
             "exe",
             "exe",
             text("an absolute path", check_executable),
-            "Processes that run this program, as `readlink /proc/PID/exe` shows it: behind symbolic links.",
+            "Processes that run this program, as `readlink /proc/PID/exe` shows it: behind symbolic links, and of a "
+            "container in its own file system.",
         ),
         Row(
             "comm",

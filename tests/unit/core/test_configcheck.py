@@ -49,6 +49,7 @@ def test_the_defaults_give_no_warning() -> None:
             Config(oom_scores=(OomScoreRule("a", 1, unit="a.service"), RULE)),
             'oom_score "b" never decides: "a" before it',
         ),
+        (Config(oom_scores=(OomScoreRule("a", -1, comm="sshd"),)), "a name that any process can take"),
         (Config(machine=MachineConfig(enabled=False, devices=(DeviceSpec("a", "nvml"),))), "no device is read either"),
     ],
 )

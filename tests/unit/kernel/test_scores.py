@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from edgeguardd.core.scores import Wanted
 from edgeguardd.errors import KernelError
 from edgeguardd.kernel import scores
 from edgeguardd.kernel.processes import GoneError, Process
-from edgeguardd.kernel.procevents import ProcEvents
+from edgeguardd.kernel.procevents import OverrunError, ProcEvent, ProcEvents
 from edgeguardd.kernel.scores import OomScores, Report
 from tests.support.fakeproc import FakeProc
 from tests.support.wait import soon
@@ -53,14 +53,14 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(directory: Path, *, told: bool = True) -> AsyncIterator[Scene]:
+async def scene(directory: Path, *, told: bool = True, kind: type[ProcEvents] = ProcEvents) -> AsyncIterator[Scene]:
     """Everything closed at the end."""
     kernel, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     def open_events() -> ProcEvents:
         if not told:
             raise KernelError("cannot be told: test")
-        return ProcEvents(ours, PORT)
+        return kind(ours, PORT)
 
     directory.joinpath("proc").mkdir()
     corrected: list[tuple[str, int, int, int]] = []
@@ -204,6 +204,29 @@ def test_lost_events_are_made_up_for_by_one_look_at_all(tmp_path: Path, monkeypa
                 at.proc.process(pid, "llama")
                 at.exec(pid)
             await soon(lambda: at.in_force()["llm"] == 30)
+
+    asyncio.run(story())
+
+
+def test_an_overrun_of_the_socket_is_made_up_for_by_one_look_at_all(tmp_path: Path) -> None:
+    """ENOBUFS: nobody knows what was lost."""
+
+    class Overrun(ProcEvents):
+        left = 1
+
+        def read(self, at_most: int) -> Iterator[ProcEvent]:
+            if self.left:
+                self.left -= 1
+                raise OverrunError
+            return super().read(at_most)
+
+    async def story() -> None:
+        async with scene(tmp_path, kind=Overrun) as at:
+            at.keeper.apply(RULES, HOUR_S, at_once=10)
+            at.proc.process(7, "llama")
+            at.exec(1)
+            await soon(lambda: at.proc.score(7) == 500)
+            assert at.keeper.stats().overruns == 1
 
     asyncio.run(story())
 

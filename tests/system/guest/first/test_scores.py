@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import statistics
 import subprocess
 import time
@@ -134,6 +136,19 @@ def test_a_storm_of_2000_short_processes_leaves_every_survivor_with_its_score(st
     assert statistics.median(waited_s) <= 0.1
     assert used_s < storm.took_s / 2
     assert rule("fits")["failures"] == 0
+
+
+def test_the_commands_of_the_page_set_it_up() -> None:
+    """As a reader types them, with the rules of the page."""
+    with open("docs/how-to/keep-oom-scores.md") as file:
+        page = file.read()
+    commands = re.findall(r"^ {4}((?:mkdir|cp|systemctl|sysctl) .*?)(?: +#.*)?$", page, re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["mkdir", "cp", *["systemctl"] * 2, "sysctl", "systemctl"]
+    begin("\n".join(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)).replace('oom_score_recheck = "15s"', ""))
+    for command in commands:
+        run(*shlex.split(command))
+    eventually(lambda: status()["told"], 60, what="the kernel answers")
+    assert [row["name"] for row in status()["rules"]] == ["llm", "control", "pods"]
 
 
 def test_units_and_programs_of_others_have_theirs_lower_than_they_could(storm: Storm) -> None:
