@@ -95,7 +95,7 @@ def _corrected(rule: str, pid: int, was: int, value: int) -> None:
     log.warning("oom_score_corrected", rule=rule, pid=pid, was=was, value=value)
 
 
-def _failed(rule: str, why: str) -> None:
+def _failed(rule: str | None, why: str) -> None:
     log.error("oom_score_failed", rule=rule, why=why)
 
 

@@ -352,7 +352,7 @@ FIELDS = {
     "release_s": "How long the server took.",
     "remedy": "What to do.",
     "role": "`inference` or `observer`.",
-    "rule": "The rule's name.",
+    "rule": "The rule's name; null: no rule in particular.",
     "rules": "How many.",
     "rung": "The level whose commands are asked for now.",
     "seq": "The command's number.",

@@ -87,7 +87,7 @@ class Report(Struct, frozen=True):
     """Whom to tell. failed: once a rule and reason. slow: once, that new processes wait for the next look at all."""
 
     corrected: Callable[[str, int, int, int], None]
-    failed: Callable[[str, str], None]
+    failed: Callable[[str | None, str], None]
     slow: Callable[[str], None]
 
 
@@ -135,6 +135,7 @@ class OomScores:
         if not rules:
             self._check_all(list(self._held))
             self.close()
+            self._why = None
             return
         if self._events is None:
             self._listen()
@@ -144,10 +145,10 @@ class OomScores:
 
     def close(self) -> None:
         """Stop looking. The scores stay."""
-        for timer in (self._turn_timer, self._recheck_timer, self._answer_timer):
+        for timer in (self._turn_timer, self._recheck_timer):
             if timer is not None:
                 timer.cancel()
-        self._turn_timer = self._recheck_timer = self._answer_timer = None
+        self._turn_timer = self._recheck_timer = None
         self._mute()
         self._pending.clear()
         self._scan.clear()
@@ -174,6 +175,9 @@ class OomScores:
     def _mute(self) -> None:
         events, self._events = self._events, None
         self._told = False
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+            self._answer_timer = None
         if events is not None:
             self._loop.remove_reader(events.fd)
             events.close()
@@ -370,7 +374,7 @@ class OomScores:
             stats.why = why
         if kind not in self._said:
             self._said.add(kind)
-            self._report.failed(rule or "", why)
+            self._report.failed(rule, why)
 
 
 def _kept(stats: RuleStats | None, rule: OomScoreRule) -> RuleStats:

@@ -33,7 +33,7 @@ class Scene:
     keeper: OomScores
     kernel: socket.socket
     corrected: list[tuple[str, int, int, int]]
-    failed: list[tuple[str, str]]
+    failed: list[tuple[str | None, str]]
     slow: list[str]
 
     def fork(self, parent: int, child: int) -> None:
@@ -64,7 +64,7 @@ async def scene(directory: Path, *, told: bool = True, kind: type[ProcEvents] = 
 
     directory.joinpath("proc").mkdir()
     corrected: list[tuple[str, int, int, int]] = []
-    failed: list[tuple[str, str]] = []
+    failed: list[tuple[str | None, str]] = []
     slow: list[str] = []
     report = Report(
         corrected=lambda *what: corrected.append(what), failed=lambda *what: failed.append(what), slow=slow.append
@@ -259,14 +259,18 @@ def test_a_kernel_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeyp
     asyncio.run(story())
 
 
-def test_a_kernel_that_refuses_says_so(tmp_path: Path) -> None:
-    """The answer has the error's number."""
+def test_a_kernel_that_refuses_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer has the error's number; nothing else is said afterwards."""
+    monkeypatch.setattr(scores, "ANSWER_S", 0.05)
 
     async def story() -> None:
         async with scene(tmp_path) as at:
             at.keeper.apply(RULES, HOUR_S)
             at.kernel.send(message(0, 1, ack=PORT + 1))
             await soon(lambda: bool(at.slow))
+            answered = asyncio.get_running_loop().time() + 0.1
+            await soon(lambda: asyncio.get_running_loop().time() > answered)
+            assert len(at.slow) == 1
             assert "CAP_NET_ADMIN" in at.slow[0]
 
     asyncio.run(story())
