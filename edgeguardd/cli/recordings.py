@@ -88,7 +88,8 @@ class Recordings:
             self.remark(f"edgeguardd {version} made the decisions, {__version__} replays them: they may differ")
         elif opened.exact is False:
             self.remark(
-                f"before segment {opened.header.segment} the replay came out elsewhere than the daemon: a defect"
+                f"before segment {opened.header.segment} the replay came out elsewhere than the daemon: another build "
+                f"of {version} made the decisions, or it is a defect; compare with a recording that this build made"
             )
 
 

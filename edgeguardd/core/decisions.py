@@ -123,7 +123,7 @@ def _told(effect: Effect, engine: Engine) -> tuple[str, Kind, str, str] | None: 
             what = "granted" if effect.granted else "refused"
             return effect.target, Kind.ADMISSION, what, f"request at the gate {what}: {effect.reason}"
         case Note():
-            figures = ", ".join(f"{key} {value}" for key, value in effect.fields.items() if key != "target")
+            figures = ", ".join(_figure(key, value) for key, value in effect.fields.items() if key != "target")
             target = MACHINE if effect.event == "machine_level_changed" else str(effect.fields.get("target", ""))
             return target, Kind.NOTE, effect.event, f"{effect.event.replace('_', ' ')}{figures and ': '}{figures}"
         case Welcome() | Refuse() | Disconnect() | SetTimer() | CancelTimer() | SampleEvery() | SignalPressure():
@@ -159,6 +159,13 @@ def _name(order: Deliver, engine: Engine) -> str:
 def _home(subscriber: int, engine: Engine) -> str:
     homes = (target.name for target in engine.targets.values() if subscriber in target.ledger.subscribers)
     return next(homes, "")
+
+
+def _figure(key: str, value: object) -> str:
+    """A field of a note. Sizes are named so, but for the two of limit_raised."""
+    if isinstance(value, int) and not isinstance(value, bool) and (key.endswith("_bytes") or key in {"from", "to"}):
+        return f"{key.removesuffix('_bytes')} {_mib(value)}"
+    return f"{key} {value}"
 
 
 def _mib(size_bytes: int) -> str:

@@ -443,6 +443,7 @@ struct eg_client {
     void *context;
     unsigned supports;
     char name[MAX_NAME_BYTES + 1], target[MAX_NAME_BYTES + 1], path[sizeof(((struct sockaddr_un *)0)->sun_path)];
+    char refusal[sizeof(((struct message *)0)->text)];
     int fd, welcomed, skipping, away_said, busy;
     unsigned long connection;
     unsigned long long chance;
@@ -697,6 +698,7 @@ static void on_welcome(eg_client *c, const struct message *m, double now) {
     tell(c, "connected to edgeguardd", "");
     c->welcomed = 1;
     c->away_said = 0;
+    c->refusal[0] = '\0';
     c->pause_s = FIRST_PAUSE_S;
     c->lift_at = NEVER;
     c->heartbeat_s = m->heartbeat_s;
@@ -735,6 +737,13 @@ static void on_ping(eg_client *c, const struct message *m) {
     put(c, "}\n");
 }
 
+/* Each attempt is refused in the same words: they are told once until we are let in. */
+static void on_error(eg_client *c, const char *text) {
+    if (!c->welcomed && strcmp(c->refusal, text) == 0) return;
+    if (!c->welcomed) snprintf(c->refusal, sizeof c->refusal, "%s", text);
+    tell(c, "edgeguardd says", text);
+}
+
 /* One line. What cannot be read, what is of no use here and what is unknown is passed over. */
 static void on_line(eg_client *c, const char *line, size_t length, double now) {
     struct message m;
@@ -744,7 +753,7 @@ static void on_line(eg_client *c, const char *line, size_t length, double now) {
     else if (strcmp(m.type, "welcome") == 0) on_welcome(c, &m, now);
     else if (strcmp(m.type, "command") == 0 && c->welcomed && m.has_seq && m.seq >= 0 && m.has_parameters)
         on_command(c, &m);
-    else if (strcmp(m.type, "error") == 0) tell(c, "edgeguardd says", m.text);
+    else if (strcmp(m.type, "error") == 0) on_error(c, m.text);
     else if (strcmp(m.type, "bye") == 0) tell(c, "edgeguardd says bye", m.reason);
 }
 
@@ -763,7 +772,10 @@ static double next_pause_s(eg_client *c) {
 }
 
 static void disconnect(eg_client *c, double now, const char *why) {
-    if (!c->away_said) tell(c, "no connection to edgeguardd, trying again until it is there", why);
+    char sentence[sizeof c->path + 64];
+
+    snprintf(sentence, sizeof sentence, "no connection to edgeguardd at %s, trying again until it is there", c->path);
+    if (!c->away_said) tell(c, sentence, why);
     c->away_said = 1;
     if (c->fd >= 0) close(c->fd);
     c->fd = -1;

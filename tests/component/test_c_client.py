@@ -52,8 +52,8 @@ class Listener:
         self._socket: socket.socket | None = None
         self._reader: Any = None
 
-    def accept(self, welcome: wire.WelcomeLine = WELCOME) -> dict[str, Any]:
-        """The next connection, welcomed; its hello."""
+    def accept(self, welcome: wire.WelcomeLine | wire.ErrorLine = WELCOME) -> dict[str, Any]:
+        """The next connection, welcomed or refused; its hello."""
         self.close()
         self._listener.settimeout(DEADLINE_S)
         self._socket = self._listener.accept()[0]
@@ -272,8 +272,21 @@ def test_a_lost_daemon_is_told_once_and_its_restrictions_are_lifted(built: dict[
         daemon.program.returncode = 0
     assert [line.split(":")[0] for line in errors.decode().splitlines()] == [
         "connected to edgeguardd",
-        "no connection to edgeguardd, trying again until it is there",
+        f"no connection to edgeguardd at {daemon.path}, trying again until it is there",
     ]
+
+
+def test_a_refusal_is_told_once_for_all_attempts(built: dict[str, str]) -> None:
+    """Each attempt gets the same answer; another answer is told again."""
+    with running(built["probe"]) as daemon:
+        for why in ("no such target", "no such target", "not your cgroup"):
+            daemon.accept(wire.ErrorLine(1, "unknown_target", why))
+        daemon.accept()
+        daemon.program.send_signal(signal.SIGTERM)
+        _, errors = daemon.program.communicate()
+        daemon.program.returncode = 0
+    told = [line for line in errors.decode().splitlines() if not line.startswith("no connection")]
+    assert told == ["edgeguardd says: no such target", "edgeguardd says: not your cgroup", "connected to edgeguardd"]
 
 
 def test_a_flood_is_answered_as_fast_as_the_answers_are_read(built: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ from edgeguardd.core import checkpoint
 from edgeguardd.core.config import Config, LastResorts, LastResortStep, Mark, Policy, TargetSpec
 from edgeguardd.core.decisions import Kind, decisions
 from edgeguardd.core.difference import difference
-from edgeguardd.core.effects import AnnounceLevel, CommandEnded, Deliver, Effect
+from edgeguardd.core.effects import AnnounceLevel, CommandEnded, Deliver, Effect, Note
 from edgeguardd.core.events import LastResortEnded, TargetAdded, TimerFired
 from edgeguardd.core.model import AckStatus, LastResort, Level, Outcome
 from edgeguardd.core.recording import RecordingError, Segment
@@ -37,6 +37,17 @@ def test_a_recording_replays_to_the_same_orders() -> None:
     steps = [step for step in recorded(script.segments()) if isinstance(step, Step)]
     assert [(step.now, step.event, step.effects) for step in steps] == script.steps
     assert len(of(script.effects, Deliver)) > 3
+
+
+def test_sizes_of_notes_are_told_in_mib() -> None:
+    """Beside the figures of the orders, which are; the JSON keeps bytes."""
+    engine = next(step for step in recorded(incident(Taped()).segments()) if isinstance(step, Step)).engine
+    notes: list[Effect] = [
+        Note("info", "limit_raised", {"target": "llm", "from": 80 << 20, "to": 94 << 20}),
+        Note("warning", "escalated", {"target": "llm", "rung": "high", "needed_bytes": 3 << 19, "step": True}),
+    ]
+    told = [d.sentence for d in decisions([Step(0.0, 0.0, TimerFired("t"), notes, engine)])]
+    assert told == ["limit raised: from 80.0 MiB, to 94.0 MiB", "escalated: rung high, needed 1.5 MiB, step True"]
 
 
 def test_each_segment_replays_by_itself() -> None:
