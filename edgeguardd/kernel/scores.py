@@ -241,7 +241,7 @@ class OomScores:
         match event.kind:
             case Kind.FORK:
                 self._held.pop(pid, None)
-                self._wait(pid, Seen(event.other, self._held.get(event.other)))
+                self._forked(pid, event.other)
             case Kind.EXEC | Kind.COMM:
                 self._wait(pid, self._pending.get(pid, Seen()))
             case Kind.EXIT:
@@ -251,6 +251,13 @@ class OomScores:
                 pass
             case _:
                 assert_never(event.kind)
+
+    def _forked(self, pid: int, parent: int) -> None:
+        """A child is what its parent is: of one that no rule fits it need not be looked at until it says otherwise."""
+        waiting = self._pending.get(parent)
+        inherited = self._held.get(parent) or (None if waiting is None else waiting.inherited)
+        if inherited is not None or waiting is not None or self._scan:
+            self._wait(pid, Seen(parent, inherited))
 
     def _wait(self, pid: int, seen: Seen) -> None:
         if pid in self._pending or len(self._pending) < MAX_PENDING:

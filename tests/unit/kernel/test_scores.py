@@ -175,6 +175,44 @@ def test_a_child_that_becomes_something_else_has_what_its_parent_had_before(tmp_
     asyncio.run(story())
 
 
+def test_a_child_of_what_no_rule_fits_is_not_looked_at_before_it_changes(tmp_path: Path) -> None:
+    """A storm of forks costs next to nothing."""
+
+    async def story() -> None:
+        async with scene(tmp_path) as at:
+            at.proc.process(1, "sh")
+            at.keeper.apply(RULES, HOUR_S, at_once=10)
+            at.proc.process(8, "llama")
+            at.proc.process(9, "llama")
+            at.fork(1, 8)
+            at.fork(1, 9)
+            at.exec(9)
+            await soon(lambda: at.proc.score(9) == 500)
+            assert at.proc.score(8) == 0
+
+    asyncio.run(story())
+
+
+def test_a_child_of_one_that_has_yet_to_be_looked_at_is_looked_at_after_it(tmp_path: Path) -> None:
+    """It may have inherited the score from before the rule; what it sheds is what its parent had before."""
+
+    async def story() -> None:
+        async with scene(tmp_path) as at:
+            at.keeper.apply(RULES, HOUR_S, at_once=10)
+            at.proc.process(7, "llama", score=30)
+            at.proc.process(8, "llama", score=30)
+            at.exec(7)
+            at.fork(7, 8)
+            at.fork(8, 9)
+            at.proc.process(9, "llama", score=30)
+            await soon(lambda: [at.proc.score(pid) for pid in (7, 8, 9)] == [500] * 3)
+            at.proc.process(9, "curl", score=500)
+            at.exec(9)
+            await soon(lambda: at.proc.score(9) == 30)
+
+    asyncio.run(story())
+
+
 def test_a_child_that_chose_its_own_score_keeps_it(tmp_path: Path) -> None:
     """As sshd does for the sessions that it starts."""
 
