@@ -94,6 +94,8 @@ class MemoryGuard:
         )
         self._wrapped = False
         self._has_lifespan = False
+        self._lives = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
         guard.report(batch_limit=limit)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,12 +156,12 @@ class MemoryGuard:
     async def _start(self) -> None:
         """Handlers are wrapped as late as can be, so that an application may register its own in any order."""
         if not self._wrapped:
-            self._wrapped = True
             self._guard.wrap(Action.REDUCE_BATCH, self._obeying)
             self._guard.wrap(Action.REJECT_REQUESTS, self._obeying)
             self._guard.wrap(Action.RESTORE, self._restoring)
             if self._guard.handles(Action.UNLOAD_MODEL):
                 self._guard.wrap(Action.UNLOAD_MODEL, self._unloading)
+            self._wrapped = True
         await self._guard.start()
 
     def _obey(self, command: Command) -> None:
@@ -218,7 +220,7 @@ class MemoryGuard:
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The guard runs from the end of the application's startup to the beginning of its shutdown."""
         self._has_lifespan = True
-        lifespan = Lifespan(self._start, self._guard.close, receive, send)
+        lifespan = Lifespan(self._begin_life, self._end_life, receive, send)
         try:
             try:
                 await self._app(scope, lifespan.receive, lifespan.send)
@@ -228,7 +230,24 @@ class MemoryGuard:
                 log.info("the application takes no part in the lifespan (%r); its guard does", error)
             if not lifespan.answered:
                 await lifespan.go_alone()
+        except Exception as error:
+            await lifespan.fail(error)
+            raise
         finally:
+            await lifespan.close()
+
+    async def _begin_life(self) -> None:
+        """Of several servers of one application, as of HTTP and HTTPS on one loop, the first one starts the guard."""
+        loop = asyncio.get_running_loop()
+        if not (self._lives and self._guard.running and self._loop is loop):
+            await self._start()
+            self._lives, self._loop = 0, loop
+        self._lives += 1
+
+    async def _end_life(self) -> None:
+        """The last one closes it."""
+        self._lives -= 1
+        if self._lives <= 0:
             await self._guard.close()
 
 

@@ -140,7 +140,7 @@ class Guard:
 
     def _check_open(self, action: str) -> None:
         if self._sealed:
-            raise RuntimeError(f"cannot handle {action!r} now: register handlers before the start")
+            raise RuntimeError(f"cannot handle {str(action)!r} now: register handlers before the start")
 
     def _seal(self) -> None:
         """The start: what is supported is what has a handler. Raises ValueError when that cannot work."""

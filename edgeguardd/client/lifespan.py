@@ -33,21 +33,37 @@ class Lifespan:
         self._receive = receive
         self._send = send
         self._begun = False
+        self._started = False
+        self._settled = False
 
     async def receive(self) -> Message:
         """What the server says; the guard is closed before the application hears of the shutdown."""
         message = await self._receive()
         self._begun = True
         if message["type"] == "lifespan.shutdown":
-            await self._close()
+            await self.close()
         return message
 
     async def send(self, message: Message) -> None:
         """What the application says; the guard is started before the server hears that all is ready."""
+        self.answered = True
         if message["type"] == "lifespan.startup.complete":
             await self._start()
-        self.answered = True
+            self._started = True
+        self._settled = True
         await self._send(message)
+
+    async def fail(self, error: Exception) -> None:
+        """Say that the startup has failed, unless its end was told: servers may take an exception for no lifespan."""
+        if not self._settled:
+            self._settled = True
+            await self._send({"type": "lifespan.startup.failed", "message": str(error)})
+
+    async def close(self) -> None:
+        """Close the guard, if this lifespan has started it and not closed it since."""
+        if self._started:
+            self._started = False
+            await self._close()
 
     async def go_alone(self) -> None:
         """Do what the application should have done: servers would take its silence for "no lifespan wanted"."""

@@ -457,6 +457,42 @@ def test_an_application_that_cannot_start_is_not_covered_up() -> None:
     run(test())
 
 
+def test_two_servers_of_one_application_share_its_guard() -> None:
+    """As HTTP and HTTPS on one loop: it lives from the first one's start to the last one's end."""
+
+    async def test() -> None:
+        guard = AsyncSubscriber("app", path="/nowhere")
+        wrapped = MemoryGuard(StreamingApp(), guard, limit=1)
+        async with living(wrapped) as first:
+            async with living(wrapped) as second:
+                assert (first.types, second.types) == (["lifespan.startup.complete"], ["lifespan.startup.complete"])
+            assert guard.running
+        assert not guard.running
+
+    run(test())
+
+
+@pytest.mark.parametrize("started", ["before", "by another"])
+def test_a_guard_that_cannot_start_is_a_startup_that_failed(started: str) -> None:
+    """Servers serve on after an exception alone, and nobody would guard the application."""
+
+    async def test() -> None:
+        guard = AsyncSubscriber("app", path="/nowhere")
+        if started == "before":
+            await guard.start()
+        else:
+            async with living(MemoryGuard(StreamingApp(), guard, limit=1)):
+                pass
+        with pytest.raises(RuntimeError, match="cannot handle 'reduce_batch' now"):
+            async with living(MemoryGuard(StreamingApp(), guard, limit=1)) as lifespan:
+                assert lifespan.types == ["lifespan.startup.failed"]
+        assert "cannot handle 'reduce_batch' now" in lifespan.sent[0]["message"]
+        assert guard.running == (started == "before")
+        await guard.close()
+
+    run(test())
+
+
 def test_a_server_without_a_lifespan_starts_the_guard_with_its_first_request() -> None:
     """It ends with the loop."""
 
