@@ -24,11 +24,12 @@ from edgeguardd.isolate.provision.model import (
     number_of,
 )
 
-# Behind every name that people give their own drop-ins: later names win (systemd.unit(5)).
+# Behind every name that people give their own drop-ins, and behind the 50-… of `systemctl set-property`: of all folders
+# together the last name wins (systemd.unit(5); seen with 252).
 NAME = "zz-edgeguardd-provision.conf"
 ETC = "/etc/systemd/system"
 RUN = "/run/systemd/system"
-# What `systemctl set-property` writes comes after all others; see systemd.unit(5), "Unit File Load Path".
+# Where `systemctl set-property` writes; systemd.unit(5), "Unit File Load Path".
 CONTROL = "system.control"
 SYSTEMD = "systemd"
 ACTIVE = "active"
@@ -118,7 +119,7 @@ def changes(
     for group in groups:
         unit = found[group.name]
         if not reload:
-            refused += _overridden(group, unit)
+            refused += [*_overridden(group, unit), *_missing(group, unit)]
         notes += _later(group, unit)
         live += _live(group, unit)
     if not reload:
@@ -178,6 +179,17 @@ def _overridden(group: Group, unit: UnitFound) -> Iterator[str]:
             )
 
 
+def _missing(group: Group, unit: UnitFound) -> Iterator[str]:
+    """A file that its running cgroup does not have, so that systemd's word is all there is."""
+    for file, number in group.values.items():
+        idle = file == SWAP_MAX and number in (0, INFINITE)
+        if unit.kernel and file not in unit.kernel and not idle:
+            yield (
+                f"cannot see {file} of {group.name} in the kernel: its cgroup has no such file; see whether the slices "
+                f"around it have DisableControllers={file.partition('.')[0]}"
+            )
+
+
 def _later(group: Group, unit: UnitFound) -> Iterator[str]:
     """What holds from the next start on."""
     if group.is_slice:
@@ -212,6 +224,9 @@ def _back(
 
 def _not_back(name: str, unit: UnitFound) -> Iterator[str]:
     """A unit that is not ours any more, in whose cgroup something of it is left."""
+    cgroup, slice_ = unit.shown.get("ControlGroup", ""), unit.shown.get("Slice", "")
+    if name.endswith(".service") and cgroup and slice_ and f"/{slice_}/" not in cgroup:
+        yield f"{name} runs in {cgroup} until `systemctl restart {name}`; then in {slice_}"
     for file, now in unit.kernel.items():
         has = shown_number(file, unit.shown)
         if file not in _AT_START and has is not None and number_of(file, now) != has:

@@ -7,7 +7,9 @@ systemd's. Upstream: drop_ins. Downstream: run.
 import contextlib
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from msgspec import structs
 
 from edgeguardd.core.systemdvalues import INFINITE
 from edgeguardd.isolate.provision import drop_ins
@@ -26,14 +28,32 @@ from edgeguardd.isolate.provision.model import (
     Machine,
     Plan,
     ProvisionError,
+    kernel_text,
     number_of,
     size_text,
 )
 from edgeguardd.isolate.provision.refusals import Request, refusals
+from edgeguardd.isolate.unit import Loader
+from edgeguardd.isolate.unit import Machine as UnitMachine
+from edgeguardd.isolate.unitfiles import SYSTEM_PATH, SearchPath
+from edgeguardd.isolate.unitfiles import Found as UnitFiles
 
 _TIMEOUT_S = 90
 _MAX_FILE_BYTES = 65536
 _ENVIRONMENT = {"LC_ALL": "C", "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": "", "SYSTEMD_PAGERSECURE": "1"}
+
+
+class _Without(SearchPath):
+    """A search path in which some drop-ins are not there."""
+
+    def __init__(self, folders: tuple[str, ...], root: str, hidden: set[str]) -> None:
+        super().__init__(folders, root)
+        self._hidden = hidden
+
+    def find(self, name: str) -> UnitFiles:
+        """As SearchPath does, less the hidden ones."""
+        found = super().find(name)
+        return structs.replace(found, drop_ins=tuple(path for path in found.drop_ins if path not in self._hidden))
 
 
 class SystemdBackend:
@@ -64,7 +84,10 @@ class SystemdBackend:
         machine = request.machine
         refused = refusals(Request(groups, found, machine, *_rest(request)))
         changes, overridden, notes = drop_ins.changes(groups, units, entries, self._folder)
-        return Plan(tuple(self._ordered(changes)), (*refused, *overridden), tuple(notes))
+        back = self._limits_back(groups, units, changes)
+        if not request.force:
+            refused += [self._too_low(change) for change in back]
+        return Plan(tuple(self._ordered([*changes, *back])), (*refused, *overridden), tuple(notes))
 
     def apply(self, change: Change) -> None:
         """Carry one change out. Raises ProvisionError."""
@@ -141,6 +164,36 @@ class SystemdBackend:
 
     def _cgroup(self, unit: str) -> str:
         return self._systemctl("show", "--property=ControlGroup", "--value", "--", unit).strip()
+
+    def _limits_back(
+        self, groups: Sequence[Group], units: Mapping[str, UnitFound], changes: Sequence[Change]
+    ) -> list[Change]:
+        """Limits that come to hold where ours go, of the unit's other files, and that are below what is in use."""
+        touched = dict.fromkeys(change.place for change in changes if change.kind is Kind.DROP_IN)
+        if not touched:
+            return []
+        ours = {self._prefix + path for unit in units.values() for path in unit.drop_ins}
+        path = _Without(SYSTEM_PATH, self._prefix or "/", ours)
+        loader = Loader(path, UnitMachine(self._machine.memory_bytes, self._machine.page_bytes))
+        wanted = {(group.name, file) for group in groups for file in group.values}
+        found = []
+        for name in touched:
+            cgroup = units[name].shown.get("ControlGroup", "")
+            values = loader.load(name).values if cgroup else {}
+            for file in (HIGH, MAX):
+                limit = values.get(PROPERTIES[file])
+                if limit is None or (name, file) in wanted or self._used(cgroup) <= limit:
+                    continue
+                now = units[name].kernel.get(file, "max")
+                found.append(Change(Kind.LIVE, name, file, now, kernel_text(file, limit)))
+        return found
+
+    def _too_low(self, change: Change) -> str:
+        used, limit = self._used(self._cgroup(change.place)), number_of(change.key, change.after or "") or 0
+        return (
+            f"cannot take our {change.key} of {change.place} away: its own files say {size_text(limit)}, and it uses "
+            f"{size_text(used)}, {size_text(used - limit)} more; have it use less, or give --force to lower it in steps"
+        )
 
     def _ordered(self, changes: Sequence[Change]) -> list[Change]:
         """Limits that are lowered below what is in use come first: a reload would write them at once."""

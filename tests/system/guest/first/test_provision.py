@@ -133,21 +133,23 @@ def test_a_process_over_the_new_limit_is_not_killed() -> None:
 
 def test_what_overrides_it_is_named() -> None:
     """A setting that comes later than ours is found out, and nothing is half done."""
-    run("systemctl", "set-property", UNIT, "MemoryMax=900M")
+    with open(f"{SERVICE}.d/zzz-mine.conf", "w") as file:
+        file.write("[Service]\nMemoryMax=900M\n")
+    run("systemctl", "daemon-reload")
     refused = provision(TEXT)
     assert refused.returncode == 1
-    assert f"/etc/systemd/system.control/{UNIT}.d/50-MemoryMax.conf sets it" in refused.stderr
-    os.unlink(f"/etc/systemd/system.control/{UNIT}.d/50-MemoryMax.conf")
-    os.rmdir(f"/etc/systemd/system.control/{UNIT}.d")
+    assert f"systemd says 943718400, not 419430400; {SERVICE}.d/zzz-mine.conf sets it" in refused.stderr
+    os.unlink(f"{SERVICE}.d/zzz-mine.conf")
     assert provision(TEXT).returncode == 0
     assert kernel("memory.max") == str(400 * MIB)
 
 
 def test_what_was_written_past_systemd_is_put_right() -> None:
-    """Somebody's echo into the cgroup."""
+    """Somebody's echo into the cgroup, and a `systemctl set-property`, which the next reload would undo anyhow."""
+    run("systemctl", "set-property", "--runtime", UNIT, "CPUQuota=90%")
     with open(f"/sys/fs/cgroup{show('ControlGroup')}/memory.high", "w") as file:
         file.write("max")
     done = provision(TEXT)
     assert (done.returncode, done.stderr) == (0, "")
-    assert kernel("memory.high") == str(300 * MIB)
+    assert (kernel("memory.high"), kernel("cpu.max")) == (str(300 * MIB), "150000 100000")
     assert not os.path.exists(f"/run/systemd/system.control/{UNIT}.d")

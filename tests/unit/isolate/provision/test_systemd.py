@@ -33,6 +33,8 @@ oom_score_adjust = 500
 """
 DROP_IN = "etc/systemd/system/llama.service.d/zz-edgeguardd-provision.conf"
 
+# Files that the stand-in writes on a reload, or never.
+LEFT = {"memory.oom.group": "0", "cpu.max": "max 100000"}
 # Merges our drop-ins over defaults on daemon-reload, and writes them to the cgroups of what is active, as systemd does.
 # The files beside it: units.json (name -> state), calls (one line each), failing (words that fail).
 SYSTEMCTL = r"""#!/usr/bin/python3 -IS
@@ -55,15 +57,15 @@ def merged(name):
              "MemoryMin": "0", "MemoryLow": "0", "MemorySwapMax": "infinity", "Slice": "system.slice"}
     paths = []
     below = ("etc/systemd/system", "run/systemd/system", "etc/systemd/system.control", "run/systemd/system.control")
-    for folder in below:
-        for path in sorted(glob.glob(f"{home}/{folder}/{name}.d/*.conf")):
-            paths.append(path.removeprefix(home))
-            for line in open(path):
-                key, equals, value = line.strip().partition("=")
-                if key == "CPUQuota":
-                    found["CPUQuotaPerSecUSec"] = f"{float(value[:-1]) * 10:g}ms" if value else "infinity"
-                elif equals:
-                    found[key] = size(value) if key.startswith("Memory") else value
+    drop_ins = [path for folder in below for path in glob.glob(f"{home}/{folder}/{name}.d/*.conf")]
+    for path in [*glob.glob(f"{home}/etc/systemd/system/{name}"), *sorted(drop_ins, key=os.path.basename)]:
+        paths.append(path.removeprefix(home))
+        for line in open(path):
+            key, equals, value = line.strip().partition("=")
+            if key == "CPUQuota":
+                found["CPUQuotaPerSecUSec"] = f"{float(value[:-1]) * 10:g}ms" if value else "infinity"
+            elif equals:
+                found[key] = size(value) if key.startswith("Memory") else value
     return found | {"DropInPaths": " ".join(paths)}
 def write(name):
     unit, loaded = units[name], merged(name)
@@ -71,6 +73,9 @@ def write(name):
     if unit.get("cgroup"):
         for key, file in FILES.items():
             open(f"{home}/cgroup{unit['cgroup']}/{file}", "w").write(loaded[key].replace("infinity", "max") + "\n")
+        quota = loaded["CPUQuotaPerSecUSec"]
+        quota = "max" if quota == "infinity" else f"{float(quota.removesuffix('ms')) * 100:.0f}"
+        open(f"{home}/cgroup{unit['cgroup']}/cpu.max", "w").write(f"{quota} 100000\n")
 match words:
     case ["show", "--property=ControlGroup", "--value", "--", name]:
         print(units.get(name, {}).get("cgroup", ""))
@@ -115,7 +120,7 @@ class Box:
         (home / "cgroup/system.slice/llama.service").mkdir(parents=True)
         (home / "cgroup/cgroup.controllers").write_text("cpu memory\n")
         cgroup = home / "cgroup/system.slice/llama.service"
-        for name, text in {"memory.high": "max", "memory.max": "max", "memory.current": str(GIB)}.items():
+        for name, text in {"memory.high": "max", "memory.max": "max", "memory.current": str(GIB), **LEFT}.items():
             (cgroup / name).write_text(f"{text}\n")
         units = {"inference.slice": {}, "llama.service": {"cgroup": "/system.slice/llama.service"}}
         (home / "units.json").write_text(json.dumps(units))
@@ -201,11 +206,11 @@ def test_a_failing_reload_is_rolled_back(box: Box) -> None:
 
 
 def test_what_comes_later_than_ours_is_named_and_all_is_taken_back(box: Box) -> None:
-    """`systemctl set-property` of somebody else."""
-    control = box.home / "etc/systemd/system.control/llama.service.d/50-MemoryMax.conf"
+    """A drop-in of somebody else with a later name."""
+    control = box.home / "etc/systemd/system/llama.service.d/zzz-mine.conf"
     control.parent.mkdir(parents=True)
     control.write_text("[Service]\nMemoryMax=3G\n")
-    with pytest.raises(ProvisionError, match=r"/llama\.service\.d/50-MemoryMax\.conf sets it"):
+    with pytest.raises(ProvisionError, match=r"/llama\.service\.d/zzz-mine\.conf sets it"):
         box.run(TEXT.replace("{max}", "5G"))
     assert box.files() == [str(control.relative_to(box.home))]
 
@@ -233,6 +238,23 @@ def test_what_somebody_wrote_into_the_cgroup_is_put_right_through_systemd(box: B
     assert box.calls() == [f"set-property --runtime -- llama.service MemoryHigh={4 * GIB}", "daemon-reload"]
     assert box.kernel("memory.high") == str(4 * GIB)
     assert all("control" not in file for file in box.files())
+
+
+def test_limits_of_the_units_own_files_do_not_come_back_below_what_is_in_use(box: Box) -> None:
+    """Undo would let systemd write them at once: refused, also when only a key is taken out."""
+    own = box.home / "etc/systemd/system/llama.service"
+    own.parent.mkdir(parents=True)
+    own.write_text("[Service]\nExecStart=/bin/true\nMemoryMax=512M\n")
+    text = TEXT.replace("{max}", "5G")
+    box.run(text)
+    with pytest.raises(ProvisionError, match="its own files say 512M, and it uses 1G, 512M more"):
+        box.run(None)
+    with pytest.raises(ProvisionError, match=r"cannot take our memory\.max of llama\.service away"):
+        box.run(text.replace('memory_max = "5G"', "").replace("4G", "3G"))
+    assert box.kernel("memory.max") == str(5 * GIB)
+    (box.home / "cgroup/system.slice/llama.service/memory.current").write_text("4096\n")
+    box.run(None)
+    assert box.kernel("memory.max") == str(GIB // 2)
 
 
 def test_a_drop_in_that_somebody_changed_is_left_alone(box: Box) -> None:
