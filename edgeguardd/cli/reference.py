@@ -48,6 +48,8 @@ file changes nothing and is said in the log. A reload takes over targets, `[defa
 |---|---|
 | size | a whole number of bytes, or text with K, M, G, T (or KiB, MiB, GiB, TiB), of base 1024, in upper case as \
 systemd has it: `"512M"`, `"1.5GiB"`; `"6GB"` is refused, as for some it is base 1000 |
+| amount | of `[provision]` alone: exactly what systemd reads, so that it can stand in a drop-in: bytes, `"512M"`, \
+`"1.5G"`, `"75%"` of the RAM, `"infinity"`; no B or iB behind the unit |
 | duration | a number of seconds, or text with us, ms, s, min or h: `0.5`, `"500ms"`, `"2min"`, `"1min 30s"` |
 | share | a number from 0 to 1, or a percent: `0.6`, `"60%"` |
 | mark | a share of the elastic range (limit less what the server holds at rest), or `{headroom = "512M"}` for bytes |

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support import cgroup as cgroups
 from tests.support.cgroup import Cgroup, remove_tree
+from tests.support.children import ending
 from tests.support.hog import Hog
 from tests.support.running import REPOSITORY
 from tests.support.wait import eventually
@@ -149,7 +150,7 @@ def test_a_process_over_the_new_limit_is_not_killed(box: Box) -> None:
     assert box.run().returncode == 0
     llama = Cgroup.__new__(Cgroup)
     llama.path = f"{box.inside.path}/inference.slice/llama.service"
-    llama.write("memory.swap.max", 0) if os.path.exists(llama.file("memory.swap.max")) else None
+    llama.set(swap_max=0)
     hog = Hog(llama)
     try:
         hog.grow(60 * MIB)
@@ -198,6 +199,34 @@ def test_page_cache_is_reclaimed_step_by_step(box: Box, disk_dir: str) -> None:
         assert (llama.read("memory.max"), llama.read("memory.high")) == (str(32 * MIB), "max")
         assert llama.counters()["oom_kill"] == 0
         assert hog.process.poll() is None
+    finally:
+        hog.close()
+
+
+@pytest.mark.cost(8)
+def test_a_run_that_is_killed_in_the_middle_leaves_no_limit_in_between(box: Box) -> None:
+    """kill -9 while memory.high is being lowered: the next run, and an undo, know what was there before."""
+    box.write(small(memory_max='"100M"'))
+    assert box.run().returncode == 0
+    llama = Cgroup.__new__(Cgroup)
+    llama.path = f"{box.inside.path}/inference.slice/llama.service"
+    llama.set(swap_max=0)
+    hog = Hog(llama)
+    try:
+        hog.grow(40 * MIB)
+        lower = small(memory_max='"20M"')
+        box.write(lower)
+        argv = [*CTL, "provision", "--config", box.config, "--force", "--wait", "90"]
+        with ending(subprocess.Popen(argv, stdout=subprocess.DEVNULL)) as run:
+            eventually(lambda: llama.read("memory.high") != "max", what="it has begun")
+            run.kill()
+            run.wait()
+        assert llama.read("memory.high") != "max"
+        box.write(small(memory_max='"100M"'))
+        again = box.run()
+        assert (again.returncode, again.stderr) == (0, ""), again.stdout
+        assert (llama.read("memory.high"), llama.read("memory.max")) == ("max", str(100 * MIB))
+        assert llama.counters()["oom_kill"] == 0
     finally:
         hog.close()
 

@@ -129,6 +129,7 @@ def changes(
             if all(group.name != name for group in groups)
             for note in _not_back(name, unit)
         ]
+    live += _left_behind(groups, found, entries)
     idle = [Change(Kind.SLICE, e.place, e.key, ACTIVE, "inactive") for e in _to_stop(groups, found, entries, notes)]
     return [*files, *back, *reload, *started, *live, *idle], refused, notes
 
@@ -220,6 +221,18 @@ def _back(
             notes.append(f"{entry.key} was {what} by somebody since: left alone")
             continue
         yield Change(Kind.DROP_IN, entry.place, entry.key, now, entry.before)
+
+
+def _left_behind(groups: Sequence[Group], found: Mapping[str, UnitFound], entries: Sequence[Entry]) -> Iterator[Change]:
+    """What a run that was killed in between has set, and nobody since."""
+    wanted = {(group.name, file) for group in groups for file in group.values}
+    for entry in entries:
+        unit = found.get(entry.place)
+        now = unit.kernel.get(entry.key) if unit is not None and entry.kind is Kind.LIVE else None
+        if now is None or entry.before is None or entry.written is None or (entry.place, entry.key) in wanted:
+            continue
+        if number_of(entry.key, now) == number_of(entry.key, entry.written) != number_of(entry.key, entry.before):
+            yield Change(Kind.LIVE, entry.place, entry.key, now, entry.before)
 
 
 def _not_back(name: str, unit: UnitFound) -> Iterator[str]:

@@ -15,8 +15,8 @@ from edgeguardd.isolate.provision.refusals import Request
 from edgeguardd.state import StateDirectory
 
 KIND: Final = "provisioned"
-# What leaves nothing behind that would have to be taken back by itself.
-_PASSING = frozenset({Kind.RELOAD, Kind.LIVE})
+# What leaves nothing behind. LIVE is kept only until the end: a run that is killed must not leave a limit in between.
+_PASSING = frozenset({Kind.RELOAD})
 
 
 class Backend(Protocol):
@@ -129,7 +129,9 @@ class Provisioning:
 
     def _forget_ended(self) -> None:
         """What is as it was before we came needs no record any more."""
-        kept = tuple(entry for entry in self._record.entries if entry.written != entry.before)
+        kept = tuple(
+            entry for entry in self._record.entries if entry.written != entry.before and entry.kind is not Kind.LIVE
+        )
         if not self._request.groups:
             kept = ()
         self._save(structs.replace(self._record, entries=kept))

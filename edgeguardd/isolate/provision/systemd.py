@@ -14,7 +14,7 @@ from msgspec import structs
 from edgeguardd.core.systemdvalues import INFINITE
 from edgeguardd.isolate.provision import drop_ins
 from edgeguardd.isolate.provision.drop_ins import ACTIVE, CONTROL, UnitFound
-from edgeguardd.isolate.provision.lowering import lower
+from edgeguardd.isolate.provision.lowering import Patience, in_steps
 from edgeguardd.isolate.provision.model import (
     CPU_MAX,
     HIGH,
@@ -67,7 +67,7 @@ class SystemdBackend:
         self._folder = drop_ins.RUN if runtime else drop_ins.ETC
         self._root = cgroup_root.rstrip("/")
         self._machine = machine
-        self._wait_s = wait_s
+        self._patience = Patience(wait_s)
         self._prefix = prefix
         self._force = False
         self._controls: set[str] = set()
@@ -87,7 +87,7 @@ class SystemdBackend:
         back = self._limits_back(groups, units, changes)
         if not request.force:
             refused += [self._too_low(change) for change in back]
-        return Plan(tuple(self._ordered([*changes, *back])), (*refused, *overridden), tuple(notes))
+        return Plan(tuple(self._ordered([*changes, *back], units)), (*refused, *overridden), tuple(notes))
 
     def apply(self, change: Change) -> None:
         """Carry one change out. Raises ProvisionError."""
@@ -195,16 +195,17 @@ class SystemdBackend:
             f"{size_text(used)}, {size_text(used - limit)} more; have it use less, or give --force to lower it in steps"
         )
 
-    def _ordered(self, changes: Sequence[Change]) -> list[Change]:
-        """Limits that are lowered below what is in use come first: a reload would write them at once."""
-        lowered = [one for one in changes if one.kind is Kind.LIVE and self._too_much(one)]
-        return [*lowered, *(one for one in changes if one not in lowered)]
-
-    def _too_much(self, change: Change) -> bool:
-        if change.key not in (HIGH, MAX) or change.after is None:
-            return False
-        limit = number_of(change.key, change.after)
-        return limit is not None and self._used(self._cgroup(change.place)) > limit != INFINITE
+    def _ordered(self, changes: Sequence[Change], units: Mapping[str, UnitFound]) -> list[Change]:
+        """Limits below what is in use come first, in steps: a reload would write them at once."""
+        used = {name: self._used(unit.shown["ControlGroup"]) for name, unit in units.items() if unit.kernel}
+        high = {name: unit.kernel[HIGH] for name, unit in units.items() if HIGH in unit.kernel}
+        limits = [one for one in changes if one.kind is Kind.LIVE and one.key in (HIGH, MAX)]
+        low = {one.place for one in limits if (number_of(one.key, one.after or "") or 0) < used.get(one.place, 0)}
+        first = [one for one in limits if one.place in low]
+        return [
+            *in_steps(first, used, high, self._machine.page_bytes),
+            *(change for change in changes if change not in first),
+        ]
 
     # Changing
 
@@ -232,32 +233,19 @@ class SystemdBackend:
         cgroup = self._cgroup(change.place)
         if not cgroup or change.after is None:
             return
-        now = _text(f"{self._root}{cgroup}/{change.key}").strip()
-        number = number_of(change.key, change.after)
-        if number is None or number_of(change.key, now) == number:
+        now = number_of(change.key, _text(f"{self._root}{cgroup}/{change.key}"))
+        limit = number_of(change.key, change.after)
+        if limit is None or now == limit:
             return
-        if self._too_much(change):
-            if not self._force:
-                raise ProvisionError(
-                    f"cannot set {change.key} of {change.place}: it has come to use {size_text(self._used(cgroup))} "
-                    "meanwhile; run this again"
-                )
-            old = number_of(HIGH, _text(f"{self._root}{cgroup}/{HIGH}").strip())
-            with contextlib.ExitStack() as undo:
-                undo.callback(self._property, change.place, HIGH, INFINITE if old is None else old)
-                lower(
-                    change.place,
-                    number,
-                    lambda: self._used(cgroup),
-                    lambda high: self._property(change.place, HIGH, high),
-                    self._wait_s,
-                )
-                if change.key == HIGH:
-                    undo.pop_all()
-                    return
-                self._property(change.place, change.key, number)
-            return
-        self._property(change.place, change.key, number)
+        used_bytes = self._used(cgroup) if change.key in (HIGH, MAX) and (now is None or limit < now) else 0
+        if used_bytes > limit and (change.key == MAX or not self._force):
+            raise ProvisionError(
+                f"cannot set {change.key} of {change.place} to {size_text(limit)}: it has come to use "
+                f"{size_text(used_bytes)} meanwhile; run this again"
+            )
+        self._property(change.place, change.key, limit)
+        if used_bytes > limit:
+            self._patience.wait(change.place, limit, lambda: self._used(cgroup))
 
     def _reload(self) -> None:
         self._systemctl("daemon-reload")

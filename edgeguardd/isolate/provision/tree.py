@@ -30,6 +30,7 @@ class Place(Struct, frozen=True):
     """One cgroup as it is. `processes`: of its own. `domain`: cgroup.type; None: the root of the whole tree.
 
     `children`: the names of the cgroups in it. `controllers`: what it has; `passed_on`: what its children have.
+    `used_bytes`: memory.current.
     """
 
     inode: int = 0
@@ -39,6 +40,7 @@ class Place(Struct, frozen=True):
     domain: str | None = _DOMAIN
     children: frozenset[str] = frozenset()
     values: Mapping[str, str] = {}
+    used_bytes: int = 0
 
 
 def controllers_of(group: Group) -> list[str]:

@@ -4,13 +4,11 @@ Must not: decide what is to be done (tree does), mount anything, move processes.
 Downstream: run.
 """
 
-import contextlib
 import os
 from collections.abc import Sequence
 
-from edgeguardd.core.systemdvalues import INFINITE
 from edgeguardd.isolate.provision import tree
-from edgeguardd.isolate.provision.lowering import lower
+from edgeguardd.isolate.provision.lowering import Patience, in_steps
 from edgeguardd.isolate.provision.model import (
     HIGH,
     MAX,
@@ -47,7 +45,7 @@ class TreeBackend:
         self.where = f"the cgroup tree at {root}"
         self._root = root.rstrip("/") or "/"
         self._machine = machine
-        self._wait_s = wait_s
+        self._patience = Patience(wait_s)
         self._force = False
 
     def plan(self, groups: Sequence[Group], entries: Sequence[Entry], request: Request) -> Plan:
@@ -59,7 +57,10 @@ class TreeBackend:
         changes, notes = tree.changes(groups, places, entries, self._machine.has_swap)
         if not request.force:
             refused += [why for change in changes if (why := self._too_low(change, groups)) is not None]
-        return Plan(tuple(changes), tuple(refused), tuple(notes))
+        used = {path: place.used_bytes for path, place in places.items()}
+        high = {path: place.values[HIGH] for path, place in places.items() if HIGH in place.values}
+        stepped = in_steps(changes, used, high, self._machine.page_bytes)
+        return Plan(tuple(stepped), tuple(refused), tuple(notes))
 
     def apply(self, change: Change) -> None:
         """Carry one change out. Raises EdgeguardError, and then nothing of it is done."""
@@ -106,6 +107,7 @@ class TreeBackend:
             domain=domain.strip() if domain is not None else None,
             children=children,
             values={file: text.strip() for file in FILES if (text := _text(f"{full}/{file}")) is not None},
+            used_bytes=self._used(path),
         )
 
     def _found(self, group: Group, places: dict[str, Place]) -> Found:
@@ -157,29 +159,23 @@ class TreeBackend:
         text = tree.DEFAULTS.get(change.key) if change.after is None else change.after
         if text is None:
             return
-        limit = number_of(change.key, text)
-        if change.key in (HIGH, MAX) and limit is not None and self._used(change.place) > limit != INFINITE:
-            if not self._force:
-                raise ProvisionError(
-                    f"cannot set {change.key} of {change.place}: it has come to use "
-                    f"{size_text(self._used(change.place))} meanwhile; run this again"
-                )
-            self._lower(change.place, limit, change.key)
         if change.key == SWAP_MAX and not self._machine.has_swap and not self._has(change.place, SWAP_MAX):
             return
+        limit = number_of(change.key, text)
+        now = number_of(change.key, _text(f"{self._full(change.place)}/{change.key}") or "max")
+        lowers = limit is not None and (now is None or limit < now)
+        if limit is None or not lowers or change.key not in (HIGH, MAX):
+            self._write(change.place, change.key, text)
+            return
+        used_bytes = self._used(change.place)
+        if used_bytes > limit and (change.key == MAX or not self._force):
+            raise ProvisionError(
+                f"cannot set {change.key} of {change.place} to {size_text(limit)}: it has come to use "
+                f"{size_text(used_bytes)} meanwhile; run this again"
+            )
         self._write(change.place, change.key, text)
-
-    def _lower(self, path: str, limit: int, key: str) -> None:
-        """Bring use below a limit; memory.high is as it was afterwards, unless it is what is being set."""
-        old = (_text(f"{self._full(path)}/{HIGH}") or "max").strip()
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._write, path, HIGH, old)
-            lower(path, limit, lambda: self._used(path), lambda high: self._write(path, HIGH, str(high)), self._wait_s)
-            if key == MAX:
-                # Written while memory.high still holds use down.
-                self._write(path, MAX, str(limit))
-            else:
-                undo.pop_all()
+        if change.key == HIGH and used_bytes > limit:
+            self._patience.wait(change.place, limit, lambda: self._used(change.place))
 
     def _write(self, path: str, name: str, text: str) -> None:
         try:
