@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import fcntl
 import os
+import signal
 from collections.abc import Iterator
 
 from edgeguardd.cli import common
@@ -52,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
             provisioning.run(plan)
             print(_nothing(groups, args))
             return common.OK
-        outcome = provisioning.run(plan)
+        with _interruptible():
+            outcome = provisioning.run(plan)
     done = "put back" if args.undo else "set and read back"
     print(f"done: {len(outcome.changes)} changes, {done}")
     return common.OK
@@ -103,6 +105,21 @@ def _alone(state_directory: str, dry: bool) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM and a terminal that is closed are Ctrl-C: what was done is taken back."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _show(plan: Plan, backend: Backend) -> None:

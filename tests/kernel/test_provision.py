@@ -222,6 +222,13 @@ def test_a_run_that_is_killed_in_the_middle_leaves_no_limit_in_between(box: Box)
             run.kill()
             run.wait()
         assert llama.read("memory.high") != "max"
+        # A polite end takes back what it has done itself, and leaves what the killed one did to the next whole run.
+        before = llama.read("memory.high")
+        with ending(subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)) as run:
+            eventually(lambda: llama.read("memory.high") != before, what="it has begun")
+            run.terminate()
+            assert "rolled back" in run.communicate()[1]
+        assert llama.read("memory.high") == before
         box.write(small(memory_max='"100M"'))
         again = box.run()
         assert (again.returncode, again.stderr) == (0, ""), again.stdout

@@ -98,10 +98,14 @@ class Provisioning:
             self._backend.finish()
         except EdgeguardError as error:
             failed.append(str(error))
+        if not failed:
+            try:
+                self._save(before)
+            except EdgeguardError as error:
+                failed.append(str(error))
         if failed:
             left = "; ".join(failed)
             return f"cannot roll all of it back ({left}); mend that, then run `edgeguardctl provision --undo`"
-        self._save(before)
         return f"rolled back: {len(done)} changes were taken back, all is as it was before"
 
     # The record
