@@ -45,6 +45,12 @@ class Storm:
         (self.fitting if name == FITS else self.differing).append(pid)
         return pid
 
+    def turncoat(self) -> int:
+        """One that fits for a moment, and lives on as one that differs."""
+        pid = os.posix_spawn(self.program(FITS, "sh"), [FITS, "-c", f'exec "{self.program(DIFFERS, "sleep")}" 600'], {})
+        self.differing.append(pid)
+        return pid
+
     def end(self) -> None:
         """Nothing is left running."""
         for pid in (*self.fitting, *self.differing):
@@ -71,7 +77,8 @@ def score(pid: int) -> int:
 
 
 def blow(storm: Storm, processes: int, value: int, *, every: int = 20) -> None:
-    """So many short processes, every other of them fitting; after each `every` one survivor of either kind.
+    """So many short processes, every other of them fitting; after each `every` a survivor of either kind, and one that
+    fits for a moment only.
 
     Returns when each survivor that fits has `value`.
     """
@@ -88,6 +95,7 @@ def blow(storm: Storm, processes: int, value: int, *, every: int = 20) -> None:
                 at = time.monotonic()
                 began[storm.survivor(FITS)] = at
                 storm.survivor(DIFFERS)
+                storm.turncoat()
             os.waitpid(pid, 0)
         storm.took_s = time.monotonic() - started
         eventually(lambda: len(storm.waited_s) == len(began), what="each survivor has its score")

@@ -134,7 +134,8 @@ def test_a_storm_of_2000_short_processes_leaves_every_survivor_with_its_score(st
         f"{PROCESSES} processes in {storm.took_s:.1f} s, {len(waited_s)} survivors that fit: median "
         f"{statistics.median(waited_s) * 1000:.0f} ms, worst {waited_s[-1] * 1000:.0f} ms; daemon {used_s:.2f} s"
     )
-    assert {storms.score(pid) for pid in storm.differing} == {storms.score(os.getpid())}
+    own = storms.score(os.getpid())
+    eventually(lambda: {storms.score(pid) for pid in storm.differing} == {own}, what="none that differs is mis-set")
     assert {storms.score(pid) for pid in storm.fitting} == {VALUE}
     # Where starting and ending one process takes longer than that, an emulator is measured.
     assert statistics.median(waited_s) <= max(0.1, 2 * storm.took_s / PROCESSES)
