@@ -81,7 +81,8 @@ class Link:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-            os.unlink(self._path)
+            with contextlib.suppress(FileNotFoundError):  # the program may have removed it
+                os.unlink(self._path)
 
     def accept(self) -> None:
         """Have a connection: the present one, or the next."""

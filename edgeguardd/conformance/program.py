@@ -22,6 +22,8 @@ PATH_VARIABLE = "EDGEGUARDD_SOCKET"
 LOST_AFTER_VARIABLE = "EDGEGUARDD_LOST_AFTER_S"
 STOP_S = 1.0
 MAX_STATE_BYTES = 4096
+# All that a pipe holds (pipe(7)). A look takes in no more: a program may print without end.
+PIPE_BYTES = 65536
 MAX_LAST_WORDS = 300
 
 
@@ -71,21 +73,24 @@ class Program:
 
     def look(self) -> None:
         """Take in what it has printed by now. Lines that are no JSON object are its own affair."""
-        while not self._stdout.closed:
-            try:
-                chunk = os.read(self._stdout.fileno(), 65536)
-            except BlockingIOError:
-                return
-            if not chunk:
-                self._stdout.close()
-                return
-            *lines, rest = (self._rest + chunk).split(b"\n")
-            self._rest = rest[-MAX_STATE_BYTES:]
-            for line in lines:
-                with contextlib.suppress(ValueError, RecursionError):
-                    shown = json.loads(line)
-                    if isinstance(shown, dict):
-                        self.state.update(shown)
+        if self._stdout.closed:
+            return
+        try:
+            chunk = os.read(self._stdout.fileno(), PIPE_BYTES)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._stdout.close()
+            return
+        *lines, rest = (self._rest + chunk).split(b"\n")
+        self._rest = rest[-MAX_STATE_BYTES:]
+        for line in lines:
+            if not line.lstrip().startswith(b"{"):
+                continue
+            with contextlib.suppress(ValueError, RecursionError):
+                shown = json.loads(line)
+                if isinstance(shown, dict):
+                    self.state.update(shown)
 
     def ended(self) -> str | None:
         """How it has ended, with its last words; None while it runs."""
@@ -95,7 +100,7 @@ class Program:
             return None
         status = result.si_status
         exited = result.si_code == os.CLD_EXITED
-        how = f"ended with status {status}" if exited else f"was killed by {signal.Signals(status).name}"
+        how = f"ended with status {status}" if exited else f"was killed by {_signal_name(status)}"
         words = self.last_words()
         return f"the program {how}" + (f"; its last words: {words}" if words else "")
 
@@ -119,3 +124,11 @@ class Program:
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
+
+
+def _signal_name(number: int) -> str:
+    """Real-time signals have no name of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from edgeguardd.cli import edgeguardctl
+from edgeguardd.conformance import link
 from edgeguardd.conformance.cases import CASES
 from edgeguardd.conformance.outcome import Outcome, Result
 from edgeguardd.conformance.play import play_all
@@ -208,6 +209,22 @@ def test_nothing_is_left_of_a_program(tmp_path: Path) -> None:
     path, pid = (tmp_path / "told").read_text().split()
     assert not os.path.exists(path)
     eventually(lambda: not os.path.exists(f"/proc/{pid}") or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text())
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["sh", "-c", "kill -40 $$"], "was killed by signal 40"),
+        (["sh", "-c", 'rm "$EDGEGUARDD_SOCKET"; exit 7'], "ended with status 7"),
+        (["yes"], "did not connect within"),
+    ],
+)
+def test_an_odd_program_is_told_of_in_a_sentence(argv: list[str], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it ends, whatever it removes, and if it prints without end."""
+    monkeypatch.setattr(link, "LONGEST_PAUSE_S", 0.0)
+    with no_leaked_descriptors():
+        result = played(argv, "ping", timeout_s=0.3)
+    assert (result.outcome, why in result.why) == (Outcome.FAILED, True), result
 
 
 @pytest.mark.parametrize("command", re.findall(r"^ {4}(edgeguardctl .*)$", HOW_TO.read_text(), re.MULTILINE))
