@@ -185,6 +185,7 @@ class Daemon:
         if self.agent is not None:
             await self.agent.start()
         self._loop.add_signal_handler(signal.SIGHUP, self.reload)
+        _quiet_wakeups()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         # What start-up made lives as long as the daemon: keep the collector from walking it in a crisis.
         gc.collect()
@@ -209,9 +210,7 @@ class Daemon:
     async def stop(self) -> None:
         """Say bye to everybody and leave nothing behind: socket, timers, descriptors."""
         # A reload would open again what is being closed, and a second SIGTERM would find no handler after the loop.
-        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-            self._loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_IGN)
+        _ignore_signals(self._loop)
         self.pages.ready = False
         self.notifier.stopping()
         await self.subscribers.close("the daemon stops")
@@ -452,6 +451,21 @@ def _allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError) as error:
         _partly_blind(f"cannot raise the limit of open files from {soft} to {hard}: {error}; set LimitNOFILE=")
+
+
+def _quiet_wakeups() -> None:
+    """No complaint on standard error when signals come faster than the loop takes them: it is awake by then anyway."""
+    signal.set_wakeup_fd(signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
+
+
+def _ignore_signals(loop: asyncio.AbstractEventLoop) -> None:
+    """From the loop's handlers to none at all. Between the two asyncio sets the default, which ends the process."""
+    numbers = {signal.SIGHUP, signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def _partly_blind(sentence: str) -> None:
