@@ -152,4 +152,4 @@ def test_what_was_written_past_systemd_is_put_right() -> None:
     done = provision(TEXT)
     assert (done.returncode, done.stderr) == (0, "")
     assert (kernel("memory.high"), kernel("cpu.max")) == (str(300 * MIB), "150000 100000")
-    assert not os.path.exists(f"/run/systemd/system.control/{UNIT}.d")
+    assert not os.path.exists(f"/run/systemd/system.control/{UNIT}.d/50-MemoryHigh.conf")
