@@ -55,6 +55,9 @@ def run(args: argparse.Namespace) -> int:
             return common.OK
         with _interruptible():
             outcome = provisioning.run(plan)
+    for note in outcome.notes:
+        if note not in plan.notes:
+            print(f"note: {note}")
     done = "put back" if args.undo else "set and read back"
     print(f"done: {len(outcome.changes)} changes, {done}")
     return common.OK
