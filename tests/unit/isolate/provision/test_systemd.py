@@ -240,6 +240,21 @@ def test_what_somebody_wrote_into_the_cgroup_is_put_right_through_systemd(box: B
     assert all("control" not in file for file in box.files())
 
 
+def test_undo_says_what_runs_on_in_a_slice_that_is_not_its_own_any_more(box: Box) -> None:
+    """No service is restarted for it."""
+    box.run(TEXT.replace("{max}", "5G"))
+    (box.home / "cgroup/inference.slice").mkdir(exist_ok=True)
+    (box.home / "cgroup/system.slice/llama.service").rename(box.home / "cgroup/inference.slice/llama.service")
+    units = json.loads((box.home / "units.json").read_text())
+    units["llama.service"]["cgroup"] = "/inference.slice/llama.service"
+    (box.home / "units.json").write_text(json.dumps(units))
+    _, notes = box.run(None)
+    assert (
+        "llama.service runs in /inference.slice/llama.service until `systemctl restart llama.service`; "
+        "then in system.slice"
+    ) in notes
+
+
 def test_limits_of_the_units_own_files_do_not_come_back_below_what_is_in_use(box: Box) -> None:
     """Undo would let systemd write them at once: refused, also when only a key is taken out."""
     own = box.home / "etc/systemd/system/llama.service"
