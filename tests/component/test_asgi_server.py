@@ -180,7 +180,7 @@ def test_the_onnx_example_gives_its_arena_back(place: str, llm: FakeCgroup, daem
         grown = server.anonymous_bytes()
         assert grown - at_rest > 200 * MIB
         llm.usage(650 * MIB)
-        (ended,) = eventually(lambda: daemon.facts("command_ended"), what="a trim")
+        ended = eventually(lambda: daemon.facts("command_ended"), what="a trim")[0]
         shrunk = server.anonymous_bytes()
         print(f"MiB: at rest {at_rest // MIB}, grown {grown // MIB}, after the trim {shrunk // MIB}")
         assert (ended["action"], ended["claimed_bytes"] > 200 * MIB) == ("trim_kv_cache", True)

@@ -281,7 +281,9 @@ def test_a_refusal_is_told_once_for_all_attempts(built: dict[str, str]) -> None:
     with running(built["probe"]) as daemon:
         for why in ("no such target", "no such target", "not your cgroup"):
             daemon.accept(wire.ErrorLine(1, "unknown_target", why))
-        daemon.accept()
+        daemon.accept(msgspec.structs.replace(WELCOME, max_batch_ratio=0.5))
+        assert daemon.program.stdout is not None
+        assert daemon.program.stdout.readline()  # it has taken the welcome
         daemon.program.send_signal(signal.SIGTERM)
         _, errors = daemon.program.communicate()
         daemon.program.returncode = 0
