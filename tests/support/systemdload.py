@@ -83,14 +83,14 @@ def _fields(block: str) -> dict[str, list[str]]:
     """Key -> its values. Command lines get the key of what they are for."""
     fields: dict[str, list[str]] = {}
     command = ""
-    for line in block.splitlines():
-        key, _, value = line.strip().partition(":")
+    for line in block.split("\n"):
+        key, _, value = line.strip(" \t").partition(":")
         if key.startswith("-> "):
             command = key[3:]
         elif key == "Command Line":
-            fields.setdefault(command, []).append(value.strip())
+            fields.setdefault(command, []).append(value.strip(" \t"))
         else:
-            fields.setdefault(key, []).append(value.strip())
+            fields.setdefault(key, []).append(value.strip(" \t"))
     return fields
 
 
