@@ -39,11 +39,19 @@ class IgnoredError(ValueError):
 
 
 def parse(value: str, expand: Callable[[str], str | None]) -> list[Command]:
-    """The commands of one assignment. Raises RefusedError or IgnoredError."""
+    """The commands of one assignment. Raises RefusedError or IgnoredError.
+
+    A command whose program cannot be read ends the assignment; those before it stay (config_parse_exec, v252).
+    """
     found: list[Command] = []
     at: int | None = 0
     while at is not None:
-        command, at = _one(value, at, expand)
+        try:
+            command, at = _one(value, at, expand)
+        except IgnoredError:
+            if not found:
+                raise
+            break
         if command is not None:
             found.append(command)
     return found
