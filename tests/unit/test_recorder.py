@@ -20,6 +20,7 @@ from edgeguardd.core.recording import Clock, RecordingError, Segment
 from edgeguardd.core.replay import Opened, Step, recorded
 from edgeguardd.recorder import Recorder
 from edgeguardd.segments import Ring, is_segment
+from tests.support.descriptors import none_left, open_now
 from tests.support.script import usage
 from tests.support.wait import soon
 
@@ -96,7 +97,7 @@ class Flight:
 
 def fly(directory: Path, flight: Callable[[Flight], Awaitable[None]], ring: Ring | None = None) -> None:
     """Run a flight; the recorder is closed, and no descriptor is left."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_now()
 
     async def whole() -> None:
         one = Flight(directory, ring=ring)
@@ -106,7 +107,7 @@ def fly(directory: Path, flight: Callable[[Flight], Awaitable[None]], ring: Ring
             one.recorder.close()
 
     asyncio.run(whole())
-    assert len(os.listdir("/proc/self/fd")) == before
+    none_left(before)
     assert not [thread for thread in threading.enumerate() if thread.name == "edgeguardd-recorder"]
 
 

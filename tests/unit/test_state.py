@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from edgeguardd import state
 from edgeguardd.state import StateDirectory, StateError, file_name
+from tests.support.descriptors import none_left, open_now
 
 NOBODY = 65534
 
@@ -45,9 +46,9 @@ class Kept(StateDirectory):
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[Kept]:
     """A directory that does not exist yet; no descriptor may be left."""
-    before = os.listdir("/proc/self/fd")
+    before = open_now()
     yield Kept(tmp_path / "state")
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    none_left(before)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 from edgeguardd import logs
 from edgeguardd.core.config import LogConfig
 from edgeguardd.systemd import Notifier, listen_sockets
+from tests.support.descriptors import none_left, open_now
 
 
 @pytest.fixture
@@ -100,12 +101,12 @@ def test_outside_a_unit_everything_does_nothing(value: str | None, monkeypatch: 
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     if value is not None:
         monkeypatch.setenv("NOTIFY_SOCKET", value)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_now()
     notifier = Notifier()
     notifier.ready("x")
     notifier.watchdog()
     notifier.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    none_left(before)
 
 
 @pytest.mark.parametrize(

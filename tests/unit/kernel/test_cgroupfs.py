@@ -11,6 +11,7 @@ from edgeguardd.core.model import Counters
 from edgeguardd.errors import FormatError, KernelError, TargetError
 from edgeguardd.kernel import cgroupfs
 from edgeguardd.kernel.cgroupfs import CgroupGoneError, Node, find_root, normal_path, shown
+from tests.support.descriptors import none_left, open_now
 from tests.support.faketree import MIB, FakeCgroup, FakeTree
 
 
@@ -37,12 +38,12 @@ class Opened:
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Opened]:
     """A cgroup with limits; every descriptor is closed after the test or the test fails."""
-    before = os.listdir("/proc/self/fd")
+    before = open_now()
     tree = FakeTree(tmp_path)
     found = Opened(tree, tree.cgroup("/job", high_bytes=80 * MIB, max_bytes=100 * MIB))
     yield found
     found.close()
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    none_left(before)
 
 
 def test_figures_come_from_all_files(opened: Opened) -> None:

@@ -16,6 +16,7 @@ from edgeguardd.core.events import (
     SampleTaken,
     TargetDropped,
 )
+from tests.support.descriptors import none_left, open_now
 from tests.support.faketree import MIB, as_kernfs
 from tests.support.scene import NEVER_S, OFTEN_S, Scene, about, job, play
 from tests.support.wait import soon
@@ -26,11 +27,6 @@ def kernfs() -> Iterator[None]:
     """A file that was removed answers ENODEV for ever."""
     with as_kernfs():
         yield
-
-
-def descriptors() -> int:
-    """How many are open."""
-    return len(os.listdir("/proc/self/fd"))
 
 
 # The memory controller is switched off and on
@@ -124,7 +120,7 @@ def test_a_cgroup_that_goes_while_the_first_of_two_targets_is_told(tmp_path: Pat
     async def scene(s: Scene) -> None:
         s.tree.cgroup("/s")
         s.apply(job("one", "/s/job"), job("two", "/s/job"))
-        before = descriptors()
+        before = open_now()
         left = made_again
 
         def churn(event: Event) -> None:
@@ -139,7 +135,7 @@ def test_a_cgroup_that_goes_while_the_first_of_two_targets_is_told(tmp_path: Pat
         s.tree.cgroup("/s/job")
         await soon(lambda: left < 0 and not any(row.present for row in s.targets.status().values()))
         s.while_told = None
-        assert descriptors() == before
+        none_left(before)
         made = s.tree.cgroup("/s/job")
         await soon(lambda: all(row.sample_age_s is not None and row.present for row in s.targets.status().values()))
         made.events(oom_kill=3)
@@ -148,7 +144,7 @@ def test_a_cgroup_that_goes_while_the_first_of_two_targets_is_told(tmp_path: Pat
             assert [move.delta.oom_kill for move in s.of(CountersMoved, name)].count(3) == 1
         s.tree.remove("/s/job")
         await soon(lambda: not any(row.present for row in s.targets.status().values()))
-        assert descriptors() == before
+        none_left(before)
         for name in ("one", "two"):
             turns = [event for event in s.told if isinstance(event, CgroupAppeared | CgroupVanished)]
             kinds = [type(event) for event in turns if event.target == name]
@@ -164,7 +160,7 @@ def test_a_target_dropped_while_another_of_its_cgroup_is_told(tmp_path: Path) ->
     async def scene(s: Scene) -> None:
         s.tree.cgroup("/s")
         s.apply(job("one", "/s/job"), job("two", "/s/job"))
-        before = descriptors()
+        before = open_now()
         s.while_told = lambda event: s.apply(job("one", "/s/job")) if isinstance(event, CgroupAppeared) else None
         s.tree.cgroup("/s/job")
         await soon(lambda: s.of(SampleTaken, "one"))
@@ -172,7 +168,7 @@ def test_a_target_dropped_while_another_of_its_cgroup_is_told(tmp_path: Path) ->
         assert [type(event) for event in s.told if about(event) == "two"][1:] == [TargetDropped]
         s.tree.remove("/s/job")
         await soon(lambda: s.of(CgroupVanished, "one"))
-        assert descriptors() == before
+        none_left(before)
 
     play(tmp_path, scene)
 
@@ -184,13 +180,13 @@ def test_a_target_that_ends_as_its_cgroup_is_replaced(tmp_path: Path) -> None:
         s.tree.cgroup("/s")
         s.apply(job("above", "/s"))
         s.tree.cgroup("/x")
-        before = descriptors()
+        before = open_now()
         s.targets.guard_peer("/x", Policy())
         s.while_told = lambda event: s.targets.release_peer("/x") if isinstance(event, CgroupVanished) else None
         s.tree.remove("/x")
         s.tree.cgroup("/x")
         await soon(lambda: s.of(TargetDropped))
-        assert descriptors() == before
+        none_left(before)
 
     play(tmp_path, scene)
 

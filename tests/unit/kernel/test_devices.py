@@ -19,6 +19,7 @@ from edgeguardd.kernel.devices import (
     nvmap_bytes,
     open_source,
 )
+from tests.support.descriptors import none_left, open_now
 from tests.support.fakenvml import FakeNvml
 
 CASES = Path(__file__).parents[2] / "cases/cgroupfiles"
@@ -34,9 +35,9 @@ total                                             805068K
 @pytest.fixture(autouse=True)
 def no_leaked_descriptors() -> Iterator[None]:
     """Whatever a source does, it leaves nothing open."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_now()
     yield
-    assert len(os.listdir("/proc/self/fd")) == before
+    none_left(before)
 
 
 # file

@@ -24,6 +24,7 @@ from edgeguardd.kernel.cgroupfs import CgroupRoot
 from edgeguardd.kernel.freezer import KIND, Frozen
 from edgeguardd.kernel.lastresort import LastResorts
 from edgeguardd.state import StateDirectory
+from tests.support.descriptors import none_left, open_now
 from tests.support.faketree import MIB, FakeCgroup, FakeTree
 from tests.support.wait import eventually, soon
 
@@ -152,9 +153,9 @@ def scenario(path: Path, play: Callable[[Scene], Awaitable[None]]) -> None:
             scene.close()
             assert len(asyncio.all_tasks()) == 1
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_now()
     asyncio.run(run())
-    assert len(os.listdir("/proc/self/fd")) == before
+    none_left(before)
 
 
 EVERY = pytest.mark.parametrize("action", list(LastResort))

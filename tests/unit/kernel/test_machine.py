@@ -15,6 +15,7 @@ from edgeguardd.core.model import DeviceUsage, MachineSample
 from edgeguardd.errors import FormatError
 from edgeguardd.kernel.machine import NEAR_TIMES, Machine, ram_of
 from edgeguardd.kernel.pressure import SWITCHED_OFF
+from tests.support.descriptors import none_left, open_now
 from tests.support.wait import soon
 
 CASES = Path(__file__).parents[2] / "cases/cgroupfiles"
@@ -87,9 +88,9 @@ def play(path: Path, scene: Callable[[Scene], Awaitable[None]]) -> None:
                 made.machine.sample_now()
                 assert len(made.told) == count
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_now()
     asyncio.run(run())
-    assert len(os.listdir("/proc/self/fd")) == before
+    none_left(before)
 
 
 def config(**fields: object) -> MachineConfig:

@@ -18,6 +18,7 @@ from edgeguardd.kernel import pressure
 from edgeguardd.kernel.cgroupfs import find_root
 from edgeguardd.kernel.pressure import SWITCHED_OFF, PressureFile, StallAlarm, Trigger
 from edgeguardd.kernel.targets import Targets
+from tests.support.descriptors import none_left, open_now
 from tests.support.faketree import FakeTree
 from tests.support.urgent import Urgent
 from tests.support.wait import soon
@@ -38,12 +39,12 @@ def path(tmp_path: Path) -> str:
 @pytest.fixture
 def file(path: str) -> Iterator[PressureFile]:
     """The file under test; whatever happens, no descriptor is left."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_now()
     opened = PressureFile(path, path)
     yield opened
     opened.close()
     opened.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    none_left(before)
 
 
 def fill(path: str, some_us: int) -> None:
@@ -201,9 +202,9 @@ def play(path: str, patch: pytest.MonkeyPatch, scene: Callable[[Scene], Awaitabl
         finally:
             made.close()
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_now()
     asyncio.run(run())
-    assert len(os.listdir("/proc/self/fd")) == before
+    none_left(before)
 
 
 def test_tasks_that_wait_call_back_and_a_wake_up_without_cause_does_not(
@@ -253,7 +254,7 @@ def test_another_ratio_sets_another_trigger(path: str, monkeypatch: pytest.Monke
 
     async def scene(s: Scene) -> None:
         s.sample(0)
-        open_before = len(os.listdir("/proc/self/fd"))
+        open_before = open_now()
         for _ in range(10):
             s.sample(0, ratio=0.2)
             s.sample(0, ratio=0.3)
@@ -380,9 +381,9 @@ def guard(path: Path, patch: pytest.MonkeyPatch, scene: Callable[[Guarded, Trigg
             made.targets.close()
             triggers.close()
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_now()
     asyncio.run(run())
-    assert len(os.listdir("/proc/self/fd")) == before
+    none_left(before)
 
 
 def test_a_target_whose_tasks_wait_is_sampled_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

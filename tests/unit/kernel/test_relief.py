@@ -18,6 +18,7 @@ from edgeguardd.kernel.cgroupfs import CgroupRoot
 from edgeguardd.kernel.held import HeldCgroup
 from edgeguardd.kernel.relief import KIND, Lifted, Relief
 from edgeguardd.state import StateDirectory
+from tests.support.descriptors import none_left, open_now
 from tests.support.faketree import MIB, FakeCgroup, FakeTree
 from tests.support.wait import eventually
 
@@ -73,12 +74,12 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
     """Every descriptor is closed after the test or the test fails."""
-    before = os.listdir("/proc/self/fd")
+    before = open_now()
     found = Scene(tmp_path)
     yield found
     found.relief.close()
     eventually(lambda: threading.active_count() == 1, what="every thread has ended")
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    none_left(before)
 
 
 def put_back(event: Event, outcome: str) -> str:

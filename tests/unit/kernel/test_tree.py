@@ -1,13 +1,13 @@
 """The tree of places by itself: each follower hears of comings and goings by turns, whatever another does meanwhile."""
 
 import asyncio
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from edgeguardd.kernel.cgroupfs import CgroupRoot
 from edgeguardd.kernel.tree import Follower, Place, Tree
 from edgeguardd.kernel.treewatch import TreeWatch
+from tests.support.descriptors import none_left, open_now
 
 
 class Grove:
@@ -46,22 +46,17 @@ def scenario(path: Path, play: Callable[[Grove], None]) -> None:
         # The first watch opens inotify, which stays.
         grove.follow("nobody", "/none")
         grove.unfollow("nobody")
-        with_none = descriptors()
+        with_none = open_now()
         play(grove)
         for name in list(grove.followers):
             grove.unfollow(name)
-        assert descriptors() == with_none
+        none_left(with_none)
         grove.tree.close()
         grove.watch.close()
 
-    before = descriptors()
+    before = open_now()
     asyncio.run(run())
-    assert descriptors() == before
-
-
-def descriptors() -> int:
-    """How many are open."""
-    return len(os.listdir("/proc/self/fd"))
+    none_left(before)
 
 
 def test_a_cgroup_replaced_while_the_first_hears_of_it(tmp_path: Path) -> None:

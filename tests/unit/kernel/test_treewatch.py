@@ -11,6 +11,7 @@ import pytest
 
 from edgeguardd.kernel import treewatch
 from edgeguardd.kernel.treewatch import TreeWatch
+from tests.support.descriptors import none_left, open_now
 from tests.support.wait import soon
 
 
@@ -44,9 +45,9 @@ def scenario(play: Callable[[Watching], Awaitable[None]]) -> None:
             watching.watch.close()
             watching.watch.close()
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_now()
     asyncio.run(run())
-    assert len(os.listdir("/proc/self/fd")) == before
+    none_left(before)
 
 
 def test_entries_that_come_go_and_are_renamed_are_told_by_name(tmp_path: Path) -> None:

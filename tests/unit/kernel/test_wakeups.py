@@ -1,11 +1,11 @@
 """Wake-ups through the nested epoll. Urgent data on a TCP socket stands in for a kernfs file: both wake by EPOLLPRI."""
 
 import asyncio
-import os
 import tempfile
 from collections.abc import Awaitable, Callable
 
 from edgeguardd.kernel.wakeups import Wakeups
+from tests.support.descriptors import none_left, open_now
 from tests.support.urgent import Urgent
 from tests.support.wait import soon
 
@@ -21,9 +21,9 @@ def scenario(play: Callable[[Wakeups, Urgent], Awaitable[None]]) -> None:
             wakeups.close()
             source.close()
 
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_now()
     asyncio.run(run())
-    assert len(os.listdir("/proc/self/fd")) == before
+    none_left(before)
 
 
 def test_a_change_calls_back_and_silence_does_not() -> None:
