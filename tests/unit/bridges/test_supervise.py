@@ -109,9 +109,10 @@ def test_what_a_child_has_started_ends_with_it(tmp_path: Path, monkeypatch: pyte
         leader, server = map(int, pids.read_text().split())
         os.kill(leader, signal.SIGKILL)
         await soon(lambda: pids.read_text().count("\n") == 2)
-        assert not alive(server)
+        await soon(lambda: not alive(server))
         await keeper.stop()
-        assert not any(alive(int(pid)) for pid in pids.read_text().split())
+        # Killed is not yet gone, and the numbers of those from before may be somebody else's for a moment.
+        await soon(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()))
 
     asyncio.run(scene())
 
@@ -170,7 +171,7 @@ def test_a_child_does_not_outlive_a_bridge_that_is_killed(tmp_path: Path) -> Non
 def alive(pid: int) -> bool:
     """Whether there is such a process that has not ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except OSError:
         return False
 
