@@ -21,9 +21,13 @@ llama: setup ## what the bridge takes llama-server to do, asked of a real one, a
 	@LLAMA_SERVER="$$(realpath "$${LLAMA_SERVER:-$${LLAMA_DIR:-.build/llama}/llama-server}")" \
 		LLAMA_MODEL="$$(realpath "$${LLAMA_MODEL:-$${LLAMA_DIR:-.build/llama}/model.gguf}")" $(PY) -m pytest -v tests/llama
 
+# What fails beside others is run once more, alone: on two cores that are shared, a time limit somewhere may be passed
+# without a defect. Both outcomes stay in the output; a failure that repeats fails the run.
+ONCE_MORE := --last-failed --last-failed-no-failures none
+
 test: check ## everything that must be green: check, then all tests, kernel tests included (under 10 minutes)
-	$(PY) -m pytest -q --numprocesses 3 --dist worksteal $(FAST_TESTS)
-	$(PY) -m pytest -q tests/kernel
+	$(PY) -m pytest -q --numprocesses 3 --dist worksteal $(FAST_TESTS) || $(PY) -m pytest -q $(ONCE_MORE) $(FAST_TESTS)
+	$(PY) -m pytest -q tests/kernel || $(PY) -m pytest -q $(ONCE_MORE) tests/kernel
 
 check: setup ## format, lint, types, layering
 	.venv/bin/ruff check
