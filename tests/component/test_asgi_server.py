@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import asgiserver
 from tests.support.asgiserver import Callers, Server
-from tests.support.faketree import MIB, FakeCgroup, FakeTree
+from tests.support.faketree import MIB, FakeCgroup
 from tests.support.running import REPOSITORY, Daemon
 from tests.support.wait import eventually
 
@@ -61,23 +61,6 @@ async def chat(request: dict):
 async def healthz():
     return "fine"
 """
-
-
-@pytest.fixture
-def place() -> Iterator[str]:
-    """A directory with a short path."""
-    path = tempfile.mkdtemp(prefix="eg-", dir="/tmp")
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-def llm(place: str) -> FakeCgroup:
-    """A cgroup of 100 of 1000 MiB."""
-    os.mkdir(f"{place}/tree")
-    cgroup = FakeTree(f"{place}/tree").cgroup("/llm", max_bytes=1000 * MIB)
-    cgroup.usage(100 * MIB)
-    return cgroup
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import urllib.error
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,23 +17,6 @@ from tests.support.wait import eventually
 
 TARGET = '[[target]]\nname = "llm"\npath = "/llm"\n[sampling]\nfast = 0.05\nslow = 0.1\n'
 HELLO = {"name": "test", "target": "llm"}
-
-
-@pytest.fixture
-def place() -> Iterator[str]:
-    """A directory with a short path: Unix socket paths have room for 107 bytes."""
-    path = tempfile.mkdtemp(prefix="eg-", dir="/tmp")
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-def llm(place: str) -> FakeCgroup:
-    """A cgroup of 100 of 1000 MiB."""
-    os.mkdir(f"{place}/tree")
-    cgroup = FakeTree(f"{place}/tree").cgroup("/llm", max_bytes=1000 * MIB)
-    cgroup.usage(100 * MIB)
-    return cgroup
 
 
 def start(place: str, body: str = TARGET, **options: bool) -> Daemon:

@@ -5,18 +5,16 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.children import ending
-from tests.support.faketree import MIB, FakeCgroup, FakeTree
+from tests.support.faketree import MIB, FakeCgroup
 from tests.support.running import REPOSITORY, Daemon
 from tests.support.wait import eventually
 
@@ -47,23 +45,6 @@ def python_block(page: str) -> str:
     found = re.search(r"```python\n(.*?)```", text_of(page), re.DOTALL)
     assert found
     return found.group(1)
-
-
-@pytest.fixture
-def place() -> Iterator[str]:
-    """A directory with a short path."""
-    path = tempfile.mkdtemp(prefix="eg-", dir="/tmp")
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-def llm(place: str) -> FakeCgroup:
-    """A cgroup of 100 of 1000 MiB."""
-    os.mkdir(f"{place}/tree")
-    cgroup = FakeTree(f"{place}/tree").cgroup("/llm", max_bytes=1000 * MIB)
-    cgroup.usage(100 * MIB)
-    return cgroup
 
 
 @pytest.fixture

@@ -7,9 +7,7 @@ import json
 import os
 import re
 import shlex
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +18,7 @@ from edgeguardd.client import AsyncSubscriber
 from edgeguardd.client.asgi import MemoryGuard, Wanted
 from tests.support import asgiserver
 from tests.support.asgi import StreamingApp
-from tests.support.faketree import MIB, FakeCgroup, FakeTree
+from tests.support.faketree import MIB, FakeCgroup
 from tests.support.onnxmodels import squaring
 from tests.support.running import REPOSITORY, Daemon
 from tests.support.wait import DEADLINE_S, eventually, soon
@@ -52,23 +50,6 @@ def run(source: str, names: dict[str, Any]) -> dict[str, Any]:
     """Run a program of the page with the reader's own names."""
     exec(compile(source, "docs/how-to/subscribe.md", "exec"), names)  # noqa: S102 - the reader's own code
     return names
-
-
-@pytest.fixture
-def place() -> Iterator[str]:
-    """A directory with a short path."""
-    path = tempfile.mkdtemp(prefix="eg-", dir="/tmp")
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-def llm(place: str) -> FakeCgroup:
-    """A cgroup of 100 of 1000 MiB."""
-    os.mkdir(f"{place}/tree")
-    cgroup = FakeTree(f"{place}/tree").cgroup("/llm", max_bytes=1000 * MIB)
-    cgroup.usage(100 * MIB)
-    return cgroup
 
 
 @pytest.fixture
