@@ -45,8 +45,10 @@ A request that cannot be read is answered with 400, another method with 405, one
 For proxies in front of servers that cannot refuse: [how to set them up](../how-to/gate.md). Any method is answered, and
 a body is not looked at, since a sub-request is often made like the request that it is about.
 
-    /admit?mode=MODE&target=TARGET&bytes=BYTES&tokens=TOKENS
-    /admit/MODE/TARGET/WHATEVER?FOLLOWS
+```text
+/admit?mode=MODE&target=TARGET&bytes=BYTES&tokens=TOKENS
+/admit/MODE/TARGET/WHATEVER?FOLLOWS
+```
 
 | Parameter | Meaning | When left out |
 |---|---|---|
@@ -66,7 +68,9 @@ In the second form, for proxies that append the client's own path and query, not
 
 A no has `Retry-After`, in whole seconds, and an error as OpenAI's API has it:
 
-    {"error": {"message": "…", "type": "overloaded_error", "param": null, "code": "memory_pressure"}}
+```json
+{"error": {"message": "…", "type": "overloaded_error", "param": null, "code": "memory_pressure"}}
+```
 
 A question that is wrong (an unknown mode or target, a size that is no number) is answered 400, and said in the log.
 

@@ -1,11 +1,10 @@
-"""What the documents promise is run: each command that a reader is told to type, and the ten lines of a server."""
+"""What the documents promise beyond their commands: the ten lines of a server, verdicts, units in their places."""
 
 import contextlib
 import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,38 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.children import ending
+from tests.support.documents.pages import blocks, commands, text_of
 from tests.support.faketree import MIB, FakeCgroup
 from tests.support.running import REPOSITORY, Daemon
 from tests.support.wait import eventually
-
-# Commands that are whole test suites of their own: `make test` runs this file, the others run for minutes.
-ELSEWHERE = {
-    "make demo": "run on its own; tests/demo is the program",
-    "make test": "this very run",
-    "python3 -m venv /opt/edgeguardd && /opt/edgeguardd/bin/pip install .": "setup.sh does it for .venv",
-    "ln -s /opt/edgeguardd/bin/edgeguard* /usr/local/bin/": "of commands that test_package.py runs",
-    "pipx install .": "as above; tests/component/test_package.py runs the wheel",
-    "uv tool install --python 3.12 .": "as above",
-}
-
-
-def text_of(page: str) -> str:
-    with open(os.path.join(REPOSITORY, page)) as file:
-        return file.read()
-
-
-def shell_lines(page: str) -> list[str]:
-    """The commands of the indented blocks outside Python ones, without their comments."""
-    text = re.sub(r"```python\n.*?```", "", text_of(page), flags=re.DOTALL)
-    return [line.split(" #")[0].strip() for line in text.splitlines() if re.match(r" {4,}[a-z][\w-]*( |$)", line)]
-
-
-def python_block(page: str) -> str:
-    """The first Python block."""
-    found = re.search(r"```python\n(.*?)```", text_of(page), re.DOTALL)
-    assert found
-    return found.group(1)
 
 
 @pytest.fixture
@@ -69,7 +40,9 @@ def test_the_ten_lines_of_the_readme_subscribe_a_server(
 
     monkeypatch.setenv("EDGEGUARDD_SOCKET", daemon.socket_path)
     # The reader's server lives in its own cgroup; here the target is named, since a fake tree holds no process.
-    source = python_block("README.md").replace('Subscriber("my-server")', 'Subscriber("my-server", target="llm")')
+    source = blocks("README.md", "python")[0].text.replace(
+        'Subscriber("my-server")', 'Subscriber("my-server", target="llm")'
+    )
     names: dict[str, Any] = {"cache": Cache(), "server": Server()}
     exec(compile(source, "README.md", "exec"), names)  # noqa: S102  the reader's own code
     guard = names["guard"]
@@ -83,28 +56,7 @@ def test_the_ten_lines_of_the_readme_subscribe_a_server(
         eventually(lambda: names["server"].accepting, 60, what="restored")
 
 
-@pytest.mark.parametrize("command", [line for line in shell_lines("README.md") if line.startswith("edgeguardctl")])
-def test_each_look_of_the_readme_works(daemon: Daemon, command: str) -> None:
-    """status ends by itself; watch and subscribe go on until interrupted, and have printed something by then."""
-    argv = [sys.executable, "-m", "edgeguardd.cli.edgeguardctl", *shlex.split(command)[1:]]
-    http, socket = ["--http", daemon.http.removeprefix("http://")], ["--socket", daemon.socket_path]
-    options = {"status": http, "watch": http + socket, "subscribe": socket}[argv[3]]
-    started = subprocess.Popen(
-        [*argv, *options], cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    with ending(started) as process:
-        assert process.stdout is not None
-        first = process.stdout.readline()
-        if argv[3] != "status":
-            process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert first, errors
-    assert b"Traceback" not in errors
-
-
-@pytest.mark.parametrize(
-    "command", [line for line in shell_lines("docs/how-to/check-a-machine.md") if line.startswith("edgeguardctl")]
-)
+@pytest.mark.parametrize("command", [command.text for command in commands("docs/how-to/check-a-machine.md")])
 def test_each_command_for_checking_a_machine_works(place: str, command: str) -> None:
     """Whatever this machine is: a verdict, a status that fits it, and no traceback."""
     words = shlex.split(command.replace(" DIR", f" {place}"))[1:]
@@ -123,13 +75,6 @@ def test_each_command_for_checking_a_machine_works(place: str, command: str) -> 
     assert done.returncode == (not bad.isdisjoint(verdicts))
 
 
-def test_every_command_of_the_readme_is_run_somewhere() -> None:
-    """A command that no test runs may not stand in the README."""
-    known = {*ELSEWHERE, "edgeguardd run"}
-    unknown = [line for line in shell_lines("README.md") if line not in known and not line.startswith("edgeguardctl")]
-    assert unknown == []
-
-
 def test_the_readme_stays_on_one_screen() -> None:
     """Whoever comes for the first time reads that much; the rest has its pages, each linked from here."""
     lines = text_of("README.md").splitlines()
@@ -140,7 +85,7 @@ def test_the_readme_stays_on_one_screen() -> None:
 
 def test_the_units_are_placed_as_printed(place: str) -> None:
     """Below a directory instead of /: each unit is there, and starts the program where the page has put it."""
-    lines = shell_lines("docs/how-to/run-as-a-service.md")
+    lines = [command.text for command in commands("docs/how-to/run-as-a-service.md")]
     placing = [line for line in lines if line.startswith(("install ", "sed "))]
     script = "\n".join(re.sub(r" /etc/", f" {place}/etc/", line) for line in placing)
     subprocess.run(["bash", "-euc", script], cwd=REPOSITORY, check=True, timeout=60, stdin=subprocess.DEVNULL)
@@ -161,17 +106,3 @@ def test_the_package_brings_every_unit() -> None:
     systemd = os.path.join(REPOSITORY, "systemd")
     units = [name for name in sorted(os.listdir(systemd)) if os.path.isfile(os.path.join(systemd, name))]
     assert [name for name in units if f" {name}" not in rules] == []
-
-
-def test_links_of_the_documents_lead_somewhere() -> None:
-    """Every relative link in README and docs/ names a file that is there."""
-    pages = ["README.md", "CHANGELOG.md"]
-    for directory, _, names in os.walk(os.path.join(REPOSITORY, "docs")):
-        pages += [os.path.relpath(os.path.join(directory, n), REPOSITORY) for n in names if n.endswith(".md")]
-    broken = [
-        (page, link)
-        for page in pages
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text_of(page))
-        if not os.path.exists(os.path.join(REPOSITORY, os.path.dirname(page), link))
-    ]
-    assert broken == []

@@ -1,0 +1,159 @@
+"""A place where a page's commands are run as printed: a home, the daemon of this checkout, its commands on PATH.
+
+What a page names by a fixed path or address (its configuration, the socket, the HTTP port) is brought here by rewriting
+the command, so that tests run side by side and leave the machine alone.
+
+Must not: know a page or a table. Upstream: pages, tests.support.running. Downstream: test_documents and others.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+from tests.support.children import ending
+from tests.support.faketree import MIB, FakeTree
+from tests.support.running import REPOSITORY, Daemon
+
+CONFIG = '[[target]]\nname = "llm"\npath = "/llm"\n'
+PROGRAMS = ("edgeguardd", "edgeguardctl")
+ENDS_WITHIN_S = 60
+
+# The commands, with other defaults for where things are; as PATH finds them.
+_PROGRAM = """#!{python}
+import sys
+sys.path.insert(0, {repository!r})
+from edgeguardd.cli import common, daemonlink, {program}
+common.DEFAULT_CONFIG = {config!r}
+http, path = daemonlink.http_address, daemonlink.socket_path
+daemonlink.http_address = lambda args: {http!r} if http(args)[1] == 9464 else http(args)
+daemonlink.socket_path = lambda args: {socket!r} if path(args).startswith("/run/") else path(args)
+sys.exit({program}.main())
+"""
+_SUDO = '#!/bin/sh\nexec "$@"\n'
+# netcat's `nc -U PATH`, which few machines have.
+_NC = """#!{python}
+import os, signal, socket, sys, threading
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+peer = socket.socket(socket.AF_UNIX)
+peer.connect(sys.argv[2])
+threading.Thread(target=lambda: [peer.sendall(line) for line in sys.stdin.buffer], daemon=True).start()
+while data := peer.recv(65536):
+    os.write(1, data)
+"""
+
+
+class Place:
+    """One page's reader: `home` is where the commands are typed, `root` stands for /."""
+
+    def __init__(self, directory: str, config: str = CONFIG) -> None:
+        """`directory`: empty, with a short path. The daemon guards /llm, 100 of 1000 MiB, in a tree of plain files."""
+        self.root, self.home = directory, f"{directory}/home"
+        os.makedirs(f"{directory}/tree")
+        os.makedirs(f"{directory}/bin")
+        os.makedirs(self.home)
+        self.llm = FakeTree(f"{directory}/tree").cgroup("/llm", max_bytes=1000 * MIB)
+        self.llm.usage(100 * MIB)
+        self.daemon = Daemon(directory, config, cgroup_root=f"{directory}/tree")
+        self._cwd = self.home
+        for program in PROGRAMS:
+            self._script(program, self._program(program))
+        self._script("sudo", _SUDO)
+        self._script("nc", _NC.format(python=sys.executable))
+
+    def __enter__(self) -> "Place":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.daemon.stop()
+
+    def write(self, path: str, text: str) -> None:
+        """A file of the reader's: below the home, or where an absolute path means here."""
+        full = self.here(path) if path.startswith("/") else os.path.join(self.home, path)
+        os.makedirs(os.path.dirname(full), exist_ok=True)
+        with open(full, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def here(self, text: str) -> str:
+        """The same, with what stands at a fixed place in this one."""
+        address = self.daemon.http.removeprefix("http://")
+        text = text.replace("/run/edgeguardd/edgeguardd.sock", self.daemon.socket_path)
+        text = re.sub(r"\b(127\.0\.0\.1|localhost):9464\b", address, text)
+        return re.sub(r"(?<![\w/.])/(etc|run|srv|opt|usr/local|var/lib)/", rf"{self.root}/root/\1/", text)
+
+    def run(self, command: str, *, forever: bool = False) -> "subprocess.CompletedProcess[str]":
+        """Type it, in the directory where the last one has left the reader; output and errors are one.
+
+        `forever`: it goes on until it is interrupted, which happens when it has printed its first line.
+        """
+        script = f'{self.here(command)}\nstatus=$?; pwd > "{self.root}/cwd"; exit $status'
+        started = subprocess.Popen(
+            ["bash", "-c", script], cwd=self._cwd, env=self._environment(), start_new_session=True, text=True,
+            encoding="utf-8", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        with ending(started) as process:
+            assert process.stdout is not None
+            first = ""
+            if forever:
+                first = process.stdout.readline()
+                os.killpg(process.pid, signal.SIGINT)  # as the terminal does: to all that runs in it
+            rest, _ = process.communicate(timeout=ENDS_WITHIN_S)
+        if not forever:
+            with open(f"{self.root}/cwd") as file:
+                self._cwd = file.read().strip()
+        return subprocess.CompletedProcess(command, process.returncode, first + rest, "")
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "PATH": f"{self.root}/bin:{os.path.dirname(sys.executable)}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": self.home,
+            "LANG": "C.UTF-8",
+            "TZ": "UTC",
+            "PYTHONPATH": REPOSITORY,
+            "EDGEGUARDD_SOCKET": self.daemon.socket_path,
+        }
+
+    def _program(self, program: str) -> str:
+        address, _, port = self.daemon.http.removeprefix("http://").rpartition(":")
+        return _PROGRAM.format(
+            python=sys.executable,
+            repository=REPOSITORY,
+            program=program,
+            config=self.here("/etc/edgeguardd/edgeguardd.toml"),
+            http=(address, int(port)),
+            socket=self.daemon.socket_path,
+        )
+
+    def _script(self, name: str, text: str) -> None:
+        path = f"{self.root}/bin/{name}"
+        with open(path, "w") as file:
+            file.write(text)
+        os.chmod(path, 0o700)
+
+
+def has_the_shape(printed: str, shown: tuple[str, ...]) -> str | None:
+    """None where the output looks as the page shows it, else the first line that does not appear, in order.
+
+    An ellipsis stands for anything, a whole line of it for any lines; figures and the width of columns may differ.
+    """
+    rest = printed.splitlines()
+    for line in shown:
+        if line.strip() in {"", "…"}:
+            continue
+        pattern = "".join(_loose(piece) for piece in re.split(r"(…|\d+(?:\.\d+)?|\s+)", line.strip()))
+        for number, candidate in enumerate(rest):
+            if re.fullmatch(pattern, candidate.strip()):
+                del rest[: number + 1]
+                break
+        else:
+            return line
+    return None
+
+
+def _loose(piece: str) -> str:
+    if piece == "…":
+        return ".*"
+    if re.fullmatch(r"\d+(?:\.\d+)?", piece):
+        return r"\d+(?:\.\d+)?"
+    return r"\s+" if piece and piece.isspace() else re.escape(piece)
