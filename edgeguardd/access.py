@@ -26,11 +26,11 @@ def target_for(peer: Peer, hello: Hello, config: Config, targets: Targets) -> st
     if wanted is None or wanted == "self":
         if not config.self_targets:
             raise ProtocolError("not_allowed", 'cannot guard "self": self_targets is off; name a target')
-        return targets.guard_peer(peers.cgroup_of(peer.pid), config.defaults)
+        return targets.guard_peer(_home_of(peer, targets), config.defaults)
     if wanted not in targets.names():
         raise ProtocolError("unknown_target", f"cannot serve {wanted}: no such target; see edgeguardctl status")
     if peer.uid not in config.socket.allow_uids:
-        home = peers.cgroup_of(peer.pid)
+        home = _home_of(peer, targets)
         if not targets.contains(wanted, home):
             raise ProtocolError(
                 "not_allowed", f"cannot serve {wanted}: you are in {home}, and uid {peer.uid} is not in allow_uids"
@@ -46,7 +46,12 @@ def watched_target(peer: Peer, spec: WatchSpec | None, config: Config, targets: 
     try:
         if spec is not None and spec.target is not None:
             return targets.join_peer(spec.target)
-        home = peers.cgroup_of(peer.pid)
+        home = _home_of(peer, targets)
         return targets.guard_peer(home, config.defaults) if config.self_targets else targets.join_home(home)
     except TargetError:
         return None
+
+
+def _home_of(peer: Peer, targets: Targets) -> str:
+    """The peer's cgroup, as the tree has it. Raises TargetError."""
+    return targets.located(peers.cgroup_of(peer.pid))

@@ -6,6 +6,7 @@ Formats: proc(5), cgroups(7), Documentation/filesystems/proc.rst.
 """
 
 import re
+from collections.abc import Iterator
 
 from msgspec import Struct
 
@@ -115,17 +116,34 @@ def mounts(data: bytes) -> Mounts:
     """/proc/PID/mountinfo: the mount points of cgroup v2 and of the v1 memory controller. Never raises."""
     cgroup2: list[str] = []
     memory_v1: list[str] = []
+    for _, point, kind, options in _mounted(data):
+        if kind == b"cgroup2":
+            cgroup2.append(point)
+        elif kind == b"cgroup" and b"memory" in options.split(b","):
+            memory_v1.append(point)
+    return Mounts(tuple(cgroup2), tuple(memory_v1))
+
+
+def cgroup2_roots(data: bytes) -> dict[str, str]:
+    """/proc/PID/mountinfo: mount point of cgroup v2 -> the cgroup that is mounted there, as our namespace sees it.
+
+    "/.." for each level that it lies above the namespace's own root (cgroup_show_path, kernel/cgroup/cgroup.c). Of two
+    mounts on one point the later one covers the other. Never raises.
+    """
+    return {point: root for root, point, kind, _ in _mounted(data) if kind == b"cgroup2"}
+
+
+def _mounted(data: bytes) -> Iterator[tuple[str, str, bytes, bytes]]:
+    """Root, mount point, type and options of each mount."""
     for line in data.split(b"\n"):
         before, separator, after = line.partition(b" - ")
         fields, kind = before.split(b" "), after.split(b" ")
-        if not separator or len(fields) < 6 or len(kind) < 3:
-            continue
-        point = _path(_OCTAL.sub(lambda match: bytes((int(match[1], 8),)), fields[4]))
-        if kind[0] == b"cgroup2":
-            cgroup2.append(point)
-        elif kind[0] == b"cgroup" and b"memory" in kind[2].split(b","):
-            memory_v1.append(point)
-    return Mounts(tuple(cgroup2), tuple(memory_v1))
+        if separator and len(fields) >= 6 and len(kind) >= 3:
+            yield _path(_unescaped(fields[3])), _path(_unescaped(fields[4])), kind[0], kind[2]
+
+
+def _unescaped(field: bytes) -> bytes:
+    return _OCTAL.sub(lambda match: bytes((int(match[1], 8),)), field)
 
 
 def meminfo(data: bytes) -> Meminfo:

@@ -15,14 +15,15 @@ _MAX_BYTES = 64 * 1024
 def cgroup_of(pid: int, proc: str = "/proc") -> str:
     """The cgroup v2 path of a process, as this daemon's cgroup namespace sees it. Raises TargetError.
 
+    Outside of the namespace it begins with "/.."; Targets.located says where that is in the tree.
     The pid may be given to another process while its files are read; a descriptor of the process, taken before and
     still alive after, excludes that.
     """
     if pid <= 0:
         # SO_PEERCRED says 0 for a peer that our pid namespace cannot name (unix(7)).
         raise TargetError(
-            "cannot find your cgroup: your process is outside this daemon's pid namespace; "
-            "run the daemon in the host's, or name a target"
+            "cannot find your cgroup: your process is outside this daemon's pid namespace; run the daemon in the "
+            "host's (Kubernetes: hostPID: true; Docker: --pid host), or name a target and have your uid in allow_uids"
         )
     try:
         pidfd = os.pidfd_open(pid)
@@ -60,11 +61,6 @@ def _path(pid: int, data: bytes) -> str:
         raise TargetError(f"cannot find the cgroup of process {pid}: {error}") from None
     if found.v2_path is None:
         raise TargetError(f"cannot find the cgroup of process {pid}: it is in no cgroup v2; boot with cgroup_no_v1=all")
-    if found.outside_namespace:
-        raise TargetError(
-            f"cannot guard process {pid}: its cgroup is outside this daemon's cgroup namespace; "
-            "run the daemon in the host's, or name a target"
-        )
     if found.deleted:
         raise TargetError(f"cannot guard process {pid}: its cgroup was removed; connect again")
     return found.v2_path

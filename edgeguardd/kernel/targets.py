@@ -21,6 +21,7 @@ from edgeguardd.kernel.resolve import Glob, Pattern, Search, Unit, rank
 from edgeguardd.kernel.sampler import Sampler
 from edgeguardd.kernel.tree import Tree
 from edgeguardd.kernel.treewatch import TreeWatch
+from edgeguardd.kernel.viewpoint import Viewpoint
 
 # Faults are said once each; what is remembered of them is bounded.
 _MAX_SAID = 256
@@ -59,6 +60,7 @@ class Targets:
         self.max_targets = max_targets
         self.faults: list[str] = []
         self._root = root
+        self._viewpoint = Viewpoint(root)
         self._loop = loop
         self._emit = emit
         self._on_fault = on_fault
@@ -205,6 +207,10 @@ class Targets:
             self._add(wish, name, runs_in or path)
 
     # What subscribers want
+
+    def located(self, peer_path: str) -> str:
+        """Where the tree has the cgroup that /proc/PID/cgroup told. Raises TargetError for one outside of the tree."""
+        return self._viewpoint.located(peer_path)
 
     def guard_peer(self, cgroup_path: str, policy: Policy) -> str:
         """The target of a subscriber that says "self" and lives in this cgroup; release_peer is the counterpart.

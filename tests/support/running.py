@@ -33,6 +33,7 @@ class Daemon:
         self.state_directory = os.path.join(directory, "state")
         self.process: subprocess.Popen[bytes] | None = None
         self.environment: dict[str, str] = {}
+        self.within: list[str] = []  # a program that starts the daemon elsewhere, in its own place
         self.killed = False
         self.write_config(config)
         if start:
@@ -60,7 +61,7 @@ class Daemon:
         seen = len(self.facts("started"))
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "edgeguardd", "run", "--config", self.config_path],
+                [*self.within, sys.executable, "-m", "edgeguardd", "run", "--config", self.config_path],
                 cwd=REPOSITORY,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
