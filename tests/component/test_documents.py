@@ -7,7 +7,6 @@ import json
 import os
 import re
 import urllib.parse
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,31 +18,27 @@ from edgeguardd.isolate import ownrules, rules, unit, unitfiles
 from tests.support.documents.pages import (
     LANGUAGES,
     Block,
-    Command,
     anchors,
     blocks,
     commands,
     links,
     pages,
     text_of,
+    where,
 )
-from tests.support.documents.place import Place, has_the_shape
-from tests.support.documents.table import ANYWHERE, FILES, PAGES, ByTest, Here, row_of
+from tests.support.documents.reading import file_name, follow, runs_here
+from tests.support.documents.table import ANYWHERE, FILES, OWN_DAEMON, PAGES, ByTest, row_of
 from tests.support.running import REPOSITORY
 
 ALL = pages()
-RUN = [page for page in ALL if any(isinstance(row_of(page, one.text), Here) for one in commands(page))]
+# A translation has the same commands, as tests/unit/test_translations.py sees to.
+RUN = [page for page in ALL if runs_here(page) and not page.startswith("docs/zh-CN/")]
 # The unit that the page on the audit shows because it is wrong.
 WRONG_ON_PURPOSE = {"docs/how-to/audit-units.md": "MemoryMax=6G   # of 8"}
 SAY_WHERE = (
     "no test runs it. Add it to tests/support/documents/table.py: Here() has it run by this test, "
     'ByTest("FILE::FUNCTION") names the test that runs it, Untestable("…") says why none can'
 )
-
-
-def where(thing: Block | Command) -> str:
-    """As an editor jumps to it."""
-    return f"{thing.page}:{thing.line}"
 
 
 @pytest.mark.parametrize("page", ALL)
@@ -60,7 +55,7 @@ def test_the_table_has_no_row_too_many() -> None:
     everything = {command for there in typed.values() for command in there}
     assert stale == []
     assert [command for command in ANYWHERE if command not in everything] == []
-    assert FILES.keys() - typed.keys() == set()
+    assert (FILES.keys() | OWN_DAEMON) - typed.keys() == set()
 
 
 @pytest.mark.parametrize(
@@ -81,40 +76,10 @@ def test_each_block_says_what_it_is(page: str) -> None:
     assert wrong == []
 
 
-@pytest.fixture
-def reader(place: str) -> Iterator[Place]:
-    """Somebody with the page open and a daemon running."""
-    with Place(place) as made:
-        yield made
-
-
 @pytest.mark.parametrize("page", RUN)
-def test_the_commands_of_a_page_work(page: str, reader: Place) -> None:
+def test_the_commands_of_a_page_work(page: str, place: str) -> None:
     """One after another as printed, with the files that the page prints; what is shown has the shape of what comes."""
-    for name, text in {**FILES.get(page, {}), **dict(files(page))}.items():
-        reader.write(name, text)
-    for command in commands(page):
-        row = row_of(page, command.text)
-        if isinstance(row, Here):
-            done = reader.run(command.text, forever=row.forever)
-            assert done.returncode in row.statuses, f"{where(command)}: {command.text}\n{done.stdout}"
-            assert done.stdout, f"{where(command)}: {command.text} says nothing"
-            assert "Traceback" not in done.stdout
-            missing = has_the_shape(done.stdout, command.shown)
-            assert missing is None, f"{where(command)}: shows {missing!r}, but prints\n{done.stdout}"
-
-
-def files(page: str) -> Iterator[tuple[str, str]]:
-    """The files that a page prints: their first line is a comment that begins with their name."""
-    for block in blocks(page, "toml", "ini", "yaml"):
-        if name := file_name(block):
-            yield name, block.text
-
-
-def file_name(block: Block) -> str | None:
-    """What the block's first line calls it."""
-    named = re.match(r"# ([\w./@-]+\.(?:toml|service|socket|slice|conf|ya?ml))\b", block.text)
-    return named[1] if named else None
+    follow(page, place)
 
 
 @pytest.mark.parametrize("block", [block for page in ALL for block in blocks(page, "toml")], ids=where)

@@ -47,6 +47,11 @@ class Command:
     shown: tuple[str, ...] = ()
 
 
+def where(thing: Block | Command) -> str:
+    """As an editor jumps to it."""
+    return f"{thing.page}:{thing.line}"
+
+
 def pages() -> list[str]:
     """Every document, from the repository's top."""
     found = [name for name in os.listdir(REPOSITORY) if name.endswith(".md")]

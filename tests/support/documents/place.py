@@ -9,12 +9,15 @@ Must not: know a page or a table. Upstream: pages, tests.support.running. Downst
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+from typing import IO
 
 from tests.support.children import ending
 from tests.support.faketree import MIB, FakeTree
 from tests.support.running import REPOSITORY, Daemon
+from tests.support.wait import eventually
 
 CONFIG = '[[target]]\nname = "llm"\npath = "/llm"\n'
 PROGRAMS = ("edgeguardd", "edgeguardctl")
@@ -24,11 +27,20 @@ ENDS_WITHIN_S = 60
 _PROGRAM = """#!{python}
 import sys
 sys.path.insert(0, {repository!r})
-from edgeguardd.cli import common, daemonlink, {program}
+from msgspec.structs import replace
+from edgeguardd.cli import common, {program}
 common.DEFAULT_CONFIG = {config!r}
-http, path = daemonlink.http_address, daemonlink.socket_path
-daemonlink.http_address = lambda args: {http!r} if http(args)[1] == 9464 else http(args)
-daemonlink.socket_path = lambda args: {socket!r} if path(args).startswith("/run/") else path(args)
+read = common.read_config
+
+def brought_here(path):
+    found = read(path)
+    if found.http.port == 9464:
+        found = replace(found, http=replace(found.http, port={port}))
+    if found.socket.path.startswith("/run/"):
+        found = replace(found, socket=replace(found.socket, path={socket!r}))
+    return found
+
+common.read_config = brought_here
 sys.exit({program}.main())
 """
 _SUDO = '#!/bin/sh\nexec "$@"\n'
@@ -44,28 +56,50 @@ while data := peer.recv(65536):
 """
 
 
+# As much of it as the pages use, on machines that have none: GET, its body or (-i) its head as well.
+_CURL = """#!{python}
+import http.client, sys, urllib.parse
+where = urllib.parse.urlsplit(next(word for word in sys.argv if word.startswith("http")))
+asked = http.client.HTTPConnection(where.netloc, timeout=20)
+asked.request("GET", where.path + ("?" + where.query if where.query else ""))
+answer = asked.getresponse()
+if "-i" in sys.argv:
+    print("HTTP/1.1", answer.status, answer.reason)
+    print(answer.headers)
+sys.stdout.write(answer.read().decode())
+"""
+
+
 class Place:
     """One page's reader: `home` is where the commands are typed, `root` stands for /."""
 
-    def __init__(self, directory: str, config: str = CONFIG) -> None:
-        """`directory`: empty, with a short path. The daemon guards /llm, 100 of 1000 MiB, in a tree of plain files."""
+    def __init__(self, directory: str, config: str | None = CONFIG) -> None:
+        """`directory`: empty, with a short path. The daemon guards /llm, 100 of 1000 MiB, in a tree of plain files.
+
+        `config` None: the page's commands start their own.
+        """
         self.root, self.home = directory, f"{directory}/home"
         os.makedirs(f"{directory}/tree")
         os.makedirs(f"{directory}/bin")
         os.makedirs(self.home)
-        self.llm = FakeTree(f"{directory}/tree").cgroup("/llm", max_bytes=1000 * MIB)
-        self.llm.usage(100 * MIB)
-        self.daemon = Daemon(directory, config, cgroup_root=f"{directory}/tree")
+        os.symlink(f"{REPOSITORY}/packaging", f"{self.home}/packaging")
+        FakeTree(f"{directory}/tree").cgroup("/llm", max_bytes=1000 * MIB).usage(100 * MIB)
+        self.daemon = Daemon(directory, config or "", cgroup_root=f"{directory}/tree", start=config is not None)
+        self._port = free_port() if config is None else int(self.daemon.http.rpartition(":")[2])
         self._cwd = self.home
+        self._staying: list[Staying] = []
         for program in PROGRAMS:
             self._script(program, self._program(program))
         self._script("sudo", _SUDO)
         self._script("nc", _NC.format(python=sys.executable))
+        self._script("curl", _CURL.format(python=sys.executable))
 
     def __enter__(self) -> "Place":
         return self
 
     def __exit__(self, *_: object) -> None:
+        for staying in reversed(self._staying):
+            staying.end()
         self.daemon.stop()
 
     def write(self, path: str, text: str) -> None:
@@ -77,9 +111,8 @@ class Place:
 
     def here(self, text: str) -> str:
         """The same, with what stands at a fixed place in this one."""
-        address = self.daemon.http.removeprefix("http://")
         text = text.replace("/run/edgeguardd/edgeguardd.sock", self.daemon.socket_path)
-        text = re.sub(r"\b(127\.0\.0\.1|localhost):9464\b", address, text)
+        text = re.sub(r"\b(127\.0\.0\.1|localhost):9464\b", f"127.0.0.1:{self._port}", text)
         return re.sub(r"(?<![\w/.])/(etc|run|srv|opt|usr/local|var/lib)/", rf"{self.root}/root/\1/", text)
 
     def run(self, command: str, *, forever: bool = False) -> "subprocess.CompletedProcess[str]":
@@ -88,11 +121,7 @@ class Place:
         `forever`: it goes on until it is interrupted, which happens when it has printed its first line.
         """
         script = f'{self.here(command)}\nstatus=$?; pwd > "{self.root}/cwd"; exit $status'
-        started = subprocess.Popen(
-            ["bash", "-c", script], cwd=self._cwd, env=self._environment(), start_new_session=True, text=True,
-            encoding="utf-8", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        with ending(started) as process:
+        with ending(self._start(script, subprocess.PIPE)) as process:
             assert process.stdout is not None
             first = ""
             if forever:
@@ -102,7 +131,24 @@ class Place:
         if not forever:
             with open(f"{self.root}/cwd") as file:
                 self._cwd = file.read().strip()
-        return subprocess.CompletedProcess(command, process.returncode, first + rest, "")
+        # An interactive shell says only the word.
+        printed = re.sub(r"^bash: line \d+: +\d+ Killed .*$", "Killed", first + rest, flags=re.MULTILINE)
+        return subprocess.CompletedProcess(command, process.returncode, printed, "")
+
+    def stay(self, command: str) -> "Staying":
+        """Type it in a terminal of its own, where it stays until the reader leaves; returns when it says something."""
+        path = f"{self.root}/terminal-{len(self._staying)}"
+        with open(path, "wb") as terminal:
+            staying = Staying(self._start(f"exec {self.here(command)}", terminal), path)
+        self._staying.append(staying)
+        eventually(lambda: staying.printed() or staying.has_ended(), ENDS_WITHIN_S, what=f"{command} says something")
+        return staying
+
+    def _start(self, script: str, output: int | IO[bytes]) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            ["bash", "-c", script], cwd=self._cwd, env=self._environment(), start_new_session=True, text=True,
+            encoding="utf-8", stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -115,13 +161,12 @@ class Place:
         }
 
     def _program(self, program: str) -> str:
-        address, _, port = self.daemon.http.removeprefix("http://").rpartition(":")
         return _PROGRAM.format(
             python=sys.executable,
             repository=REPOSITORY,
             program=program,
             config=self.here("/etc/edgeguardd/edgeguardd.toml"),
-            http=(address, int(port)),
+            port=self._port,
             socket=self.daemon.socket_path,
         )
 
@@ -130,6 +175,37 @@ class Place:
         with open(path, "w") as file:
             file.write(text)
         os.chmod(path, 0o700)
+
+
+class Staying:
+    """A command that stays, and what it has printed so far."""
+
+    def __init__(self, process: "subprocess.Popen[str]", path: str) -> None:
+        self._process = process
+        self._path = path
+
+    def printed(self) -> str:
+        """All of it."""
+        with open(self._path, encoding="utf-8") as file:
+            return file.read()
+
+    def has_ended(self) -> bool:
+        """Of itself."""
+        return self._process.poll() is not None
+
+    def end(self) -> int:
+        """Ctrl-C; the exit status."""
+        with ending(self._process):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGINT)
+            return self._process.wait(ENDS_WITHIN_S)
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def has_the_shape(printed: str, shown: tuple[str, ...]) -> str | None:

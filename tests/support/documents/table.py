@@ -15,10 +15,15 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Here:
-    """It ends with one of these exit statuses, without a traceback; `forever`: when it is interrupted."""
+    """It ends with one of these exit statuses, without a traceback.
+
+    `forever`: it goes on until it is interrupted. `stays`: so does this one, in a terminal of its own, while the rest of
+    the page is typed.
+    """
 
     statuses: tuple[int, ...] = (0,)
     forever: bool = False
+    stays: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,6 +73,7 @@ ANYWHERE: dict[str, Row] = {
     "edgeguardctl check-config": Here(),
     "edgeguardctl check-config --example": Here(),
     "python3 -m venv /opt/edgeguardd && /opt/edgeguardd/bin/pip install .": _SETUP,
+    "ln -sf /opt/edgeguardd/bin/edgeguard* /usr/local/bin/": _SETUP,
     "apt-get install ./.build/deb/edgeguardd_*.deb": _INSTALLED,
     "systemctl daemon-reload": _SCORES,
     "systemctl restart edgeguardd": _SCORES,
@@ -76,10 +82,25 @@ ANYWHERE: dict[str, Row] = {
 }
 
 PAGES: dict[str, dict[str, Row]] = {
+    "docs/tutorial/first-pressure.md": {
+        "python3 -m venv .venv && .venv/bin/pip install .": _SETUP,
+        ". .venv/bin/activate": _SETUP,
+        "python packaging/examples/practice-server/practice.py --alone": Here((137,)),
+        "python packaging/examples/practice-server/practice.py": Here(stays=True),
+        "edgeguardd run --config practice.toml": Here(stays=True),
+        "edgeguardctl status --config practice.toml": Here(),
+        "edgeguardctl watch --config practice.toml": _UNTIL_INTERRUPTED,
+        "curl -s http://127.0.0.1:9464/metrics | grep '^edgeguardd_target_l\\|^edgeguardd_freed'": Here(),
+        "edgeguardctl incidents --directory practice/state/recordings": Here(),
+        "edgeguardctl incidents 1 --directory practice/state/recordings": Here(),
+    },
     "README.md": {
-        "ln -s /opt/edgeguardd/bin/edgeguard* /usr/local/bin/": _SETUP,
-        "pipx install .": _INDEX,
-        "uv tool install --python 3.12 .": _INDEX,
+        "make deb && sudo apt-get install ./.build/deb/edgeguardd_*.deb": _INSTALLED,
+    },
+    "docs/CONTRIBUTING.md": {
+        "make setup": _SETUP,
+        "make check": ByTest(".ci/run"),
+        ".venv/bin/python -m pytest -q tests/unit/core/test_policy.py": ByTest(".ci/run"),
     },
     "docs/how-to/audit-units.md": {
         "edgeguardctl audit ./llama.service": _AUDIT,
@@ -153,7 +174,6 @@ PAGES: dict[str, dict[str, Row]] = {
     "docs/how-to/run-as-a-service.md": {
         "UV_PYTHON_INSTALL_DIR=/opt/python uv venv --python 3.12 /opt/edgeguardd": _INDEX,
         "uv pip install --python /opt/edgeguardd/bin/python .": _INDEX,
-        "ln -sf /opt/edgeguardd/bin/edgeguard* /usr/local/bin/": _SETUP,
         "install -D -m 644 -t /etc/sysusers.d systemd/sysusers.d/edgeguardd.conf": _PLACED,
         "install -D -m 644 -t /etc/tmpfiles.d systemd/tmpfiles.d/edgeguardd.conf": _PLACED,
         "install -D -m 644 -t /etc/systemd/system systemd/*.service systemd/*.socket systemd/*.slice": _PLACED,
@@ -203,6 +223,9 @@ PAGES: dict[str, dict[str, Row]] = {
 FILES: dict[str, dict[str, str]] = {
     "docs/reference/config.md": {"FILE": ""},
 }
+
+# Pages that start the daemon themselves.
+OWN_DAEMON = {"docs/tutorial/first-pressure.md"}
 
 
 def row_of(page: str, command: str) -> Row | None:

@@ -1,0 +1,235 @@
+"""A server to practise on: conversations whose cache grows, idle ones that stay, and memory for 300 MiB.
+
+As root on a machine with cgroup v2 it makes a cgroup of its own, limits it and lives in it. Elsewhere it writes into a
+directory of plain files what the kernel would say of such a cgroup, and holds no memory at all: edgeguardd reads the
+same figures. docs/tutorial/first-pressure.md leads through it.
+"""
+
+import argparse
+import contextlib
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+
+from edgeguardd.client import Command, Released, Subscriber
+
+MIB = 1 << 20
+LIMIT = 300 * MIB
+WEIGHTS = 64 * MIB  # what it holds at rest
+BATCH = 8  # conversations that run at once
+TURN = MIB  # what a turn of a conversation adds to its cache
+TURNS = 24  # after so many it is idle, and stays in the cache for whoever comes back
+TICK_S = 0.1
+ROOT = "/sys/fs/cgroup"
+
+CONFIG = """# practice.toml: edgeguardd for the practice server
+cgroup_root = "{root}"
+state_directory = "{directory}/state"
+
+[[target]]
+name = "practice"
+path = "{path}"
+
+[socket]
+path = "{socket}"
+allow_uids = [{uid}]
+"""
+
+
+def say(text: str) -> None:
+    """One line for the reader."""
+    print(f"practice: {text}", flush=True)
+
+
+class KernelCgroup:
+    """A real one. Raises OSError where it cannot be had."""
+
+    root, path = ROOT, "/edgeguardd-practice"
+    says = "the kernel counts"
+
+    def __init__(self) -> None:
+        os.stat(f"{ROOT}/cgroup.controllers")  # else it is version 1
+        with open("/proc/self/cgroup") as file:
+            self._before = next(line.strip()[3:] for line in file if line.startswith("0::"))
+        with contextlib.suppress(OSError):  # most often it is on already
+            self._write("/cgroup.subtree_control", "+memory")
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(ROOT + self.path)  # of one that was killed
+        os.mkdir(ROOT + self.path)
+        self._write(f"{self.path}/memory.max", str(LIMIT))
+        with contextlib.suppress(FileNotFoundError):  # a kernel without swap
+            self._write(f"{self.path}/memory.swap.max", "0")
+        self._write(f"{self.path}/cgroup.procs", str(os.getpid()))
+
+    def hold(self, size: int) -> mmap.mmap:
+        """Memory that is really taken."""
+        held = mmap.mmap(-1, size)
+        for page in range(0, size, mmap.PAGESIZE):
+            held[page] = 1
+        return held
+
+    def count(self, needed: int) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Leave it and take it away."""
+        self._write(f"{self._before.rstrip('/')}/cgroup.procs", str(os.getpid()))
+        os.rmdir(ROOT + self.path)
+
+    def _write(self, name: str, text: str) -> None:
+        with open(ROOT + name, "w") as file:
+            file.write(text)
+
+
+_OTHERS = "file 0\nkernel 0\nshmem 0\nfile_mapped 0\nslab_reclaimable 0\n"
+
+
+class PlainFiles:
+    """What the kernel would write about one."""
+
+    path = "/practice"
+    says = "plain files stand in for the kernel's (it takes root and cgroup v2)"
+
+    def __init__(self, directory: str) -> None:
+        self.root = f"{directory}/cgroup"
+        os.makedirs(self.root + self.path, exist_ok=True)
+        self._write("/cgroup.controllers", "memory\n")
+        self._write(f"{self.path}/memory.max", f"{LIMIT}\n")
+        self._write(f"{self.path}/memory.high", "max\n")
+        self.count(WEIGHTS)
+        events = "".join(f"{name} 0\n" for name in ("low", "high", "max", "oom", "oom_kill", "oom_group_kill"))
+        self._write(f"{self.path}/memory.events.local", events)
+        self._write(f"{self.path}/memory.events", events)
+
+    def hold(self, size: int) -> None:
+        """Nothing is taken."""
+
+    def count(self, needed: int) -> None:
+        """Say how much it would be; above the limit, do what the kernel does."""
+        self._write(f"{self.path}/memory.stat", f"anon {needed}\n{_OTHERS}")
+        self._write(f"{self.path}/memory.current", f"{needed}\n")
+        if needed > LIMIT:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def close(self) -> None:
+        """The files stay, to be looked at."""
+
+    def _write(self, name: str, text: str) -> None:
+        # In place, as the kernel does: edgeguardd keeps its files open.
+        fd = os.open(self.root + name, os.O_WRONLY | os.O_CREAT, 0o644)
+        os.pwrite(fd, text.encode(), 0)
+        os.ftruncate(fd, len(text))
+        os.close(fd)
+
+
+class Server:
+    """Conversations, running and idle. Handlers of commands run in the client's thread."""
+
+    def __init__(self, cgroup: KernelCgroup | PlainFiles) -> None:
+        self.limit, self.accepting = BATCH, True
+        self._cgroup = cgroup
+        self._weights = cgroup.hold(WEIGHTS)
+        self._running: list[list[mmap.mmap | None]] = []
+        self._idle: list[list[mmap.mmap | None]] = []
+        self._lock = threading.Lock()
+
+    def tick(self) -> None:
+        """One turn of each that runs; new ones come while there is place."""
+        with self._lock:
+            if self.accepting and len(self._running) < self.limit:
+                self._running.append([])
+            for conversation in self._running:
+                conversation.append(self._cgroup.hold(TURN))
+            self._idle += [one for one in self._running if len(one) >= TURNS]
+            self._running = [one for one in self._running if len(one) < TURNS]
+            self._cgroup.count(self.needed())
+
+    def trim(self, command: Command) -> Released:
+        """Drop idle conversations, the oldest first, until that much is free."""
+        freed = 0
+        with self._lock:
+            while self._idle and freed < (command.parameters.release_bytes or 0):
+                for held in (dropped := self._idle.pop(0)):
+                    if held is not None:
+                        held.close()
+                freed += len(dropped) * TURN
+            self._cgroup.count(self.needed())
+        say(
+            f"trim_kv_cache: asked for {(command.parameters.release_bytes or 0) // MIB} MiB, dropped {freed // MIB} MiB"
+        )
+        return Released(freed)
+
+    def obey(self, command: Command) -> None:
+        """Run as many, and take new ones, as the daemon allows now."""
+        if command.parameters.max_batch_ratio is not None:
+            self.limit = max(1, int(BATCH * command.parameters.max_batch_ratio))
+        if command.parameters.accept_requests is not None:
+            self.accepting = command.parameters.accept_requests
+        say(f"{command.action}: {self.limit} at once, {'taking' if self.accepting else 'refusing'} new ones")
+
+    def needed(self) -> int:
+        """What it takes."""
+        return WEIGHTS + sum(len(one) for one in (*self._running, *self._idle)) * TURN
+
+    def line(self) -> str:
+        """For the reader."""
+        return f"{self.needed() // MIB} of {LIMIT // MIB} MiB, {len(self._running)} running, {len(self._idle)} idle"
+
+
+def prepare(directory: str) -> tuple[KernelCgroup | PlainFiles, str]:
+    """The cgroup, and the daemon's socket, which practice.toml names."""
+    socket = f"{directory}/edgeguardd.sock"
+    if len(socket.encode()) > 107:
+        sys.exit(f"practice: cannot use {directory}: a socket's path has room for 107 bytes; go to a shorter one")
+    os.makedirs(f"{directory}/state", mode=0o700, exist_ok=True)
+    cgroup: KernelCgroup | PlainFiles
+    try:
+        cgroup = KernelCgroup()
+    except (OSError, StopIteration):
+        cgroup = PlainFiles(directory)
+    with open("practice.toml", "w") as file:
+        file.write(
+            CONFIG.format(root=cgroup.root, path=cgroup.path, directory=directory, socket=socket, uid=os.getuid())
+        )
+    return cgroup, socket
+
+
+def main() -> None:
+    """Serve until interrupted."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--alone", action="store_true", help="do not subscribe")
+    args = parser.parse_args()
+    cgroup, socket = prepare(os.path.abspath("practice"))
+    say(f"memory for {LIMIT // MIB} MiB in {cgroup.root}{cgroup.path}: {cgroup.says}")
+    server = Server(cgroup)
+    guard = Subscriber("practice", path=socket, target="practice")
+    guard.on("trim_kv_cache")(server.trim)
+    for action in ("reduce_batch", "reject_requests", "restore"):
+        guard.on(action)(server.obey)
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(cgroup):
+        if not args.alone:
+            guard.report(static_bytes=WEIGHTS, batch_limit=BATCH)
+            guard.start()
+            say("waiting for edgeguardd: edgeguardd run --config practice.toml")
+            while not guard.connected:
+                time.sleep(TICK_S)
+        with contextlib.closing(guard):
+            serve(server)
+
+
+def serve(server: Server) -> None:
+    """One line a second, until interrupted or killed."""
+    ticks = 0
+    while True:
+        if ticks % 10 == 0:
+            say(server.line())
+        server.tick()
+        time.sleep(TICK_S)
+        ticks += 1
+
+
+if __name__ == "__main__":
+    main()
