@@ -45,11 +45,9 @@ from edgeguardd.core.events import (
     ConfigReloaded,
     CountersMoved,
     Event,
-    KillsNearRemoval,
     LastResortEnded,
     SubscriberJoined,
     SubscriberLeft,
-    TargetAdded,
     TargetDropped,
     TimerFired,
 )
@@ -69,6 +67,7 @@ from edgeguardd.metrics import Metrics
 from edgeguardd.oomreports import OomCollector, OomReports
 from edgeguardd.pages import Pages
 from edgeguardd.recorder import Recorder
+from edgeguardd.selfmetrics import sources
 from edgeguardd.serve.agent import AgentServer
 from edgeguardd.serve.http import HttpServer
 from edgeguardd.serve.peercred import Peer
@@ -143,11 +142,10 @@ class Daemon:
         )
         self.gate = Gate(self.engine, self.emit, config.gate)
         self.watches = PressureWatchServer(config.pressure_watches, self._watch_host())
-        self.metrics = Metrics(
-            self.engine, self.subscribers.stats, log_output, self.recorder, self.gate.stats, self.watches.stats
-        )
+        self.metrics = Metrics(sources(self, log_output, state, epoch, clock))
         self.oom = OomReports(self._loop, state, self._paths, _partly_blind, enabled=config.kernel_log.enabled)
         self.metrics.registry.register(OomCollector(self.oom.stats))
+        self.metrics.on_forget = self.oom.forget
         self.scores = oomscores.keeper(self._loop)
         self.metrics.registry.register(oomscores.OomScoreCollector(self.scores.stats))
         self.delays = DelayCounters(config.delays, self._loop, lambda: _directories(root, self._paths()))
@@ -244,7 +242,7 @@ class Daemon:
         try:
             config = self._load()
         except ConfigError as error:
-            self.metrics.reloads.labels("rejected").inc()
+            self.metrics.reloaded(applied=False)
             # The problems are the whole story: a traceback into the parser would only hide them.
             log.error(  # noqa: TRY400
                 "configuration_rejected", problems=error.problems, kept="the one before"
@@ -257,7 +255,7 @@ class Daemon:
             self.pages.sampling = config.sampling
             self.gate.config = config.gate
             self.subscribers.reconfigure(config.socket)
-            self.metrics.reloads.labels("applied").inc()
+            self.metrics.reloaded(applied=True)
             self.emit(ConfigReloaded(config))
             self.targets.apply(config.targets, config.sampling, config.defaults)
             self.machine.apply(config.machine)
@@ -284,16 +282,16 @@ class Daemon:
         self._before(event)
         self.recorder.record(event, at)
         for effect in self.engine.handle(event, at):
-            self._carry_out(effect, at)
+            self._carry_out(effect)
         if isinstance(event, TargetDropped):
             self.metrics.departed(event.target, at)
             self._loop.call_soon(self.watches.place_again, event.target)
 
-    def _carry_out(self, effect: Effect, at: float) -> None:  # noqa: C901, PLR0912  one row an effect
+    def _carry_out(self, effect: Effect) -> None:  # noqa: C901, PLR0912  one row an effect
         match effect:
             case Deliver():
                 self.subscribers.deliver(effect)
-                self.metrics.reaction.observe(self._loop.time() - at)
+                self.metrics.sent(effect)
                 decisionlog.command_sent(effect)
             case AnnounceLevel():
                 self.subscribers.announce(effect)
@@ -340,14 +338,10 @@ class Daemon:
 
     def _before(self, event: Event) -> None:
         """What the shell itself keeps of an event: counters, who serves which target, the log."""
+        self.metrics.happened(event)
         match event:
             case CountersMoved():
-                self.metrics.counted(event)
                 self.oom.counted(event)
-            case KillsNearRemoval():
-                self.metrics.killed_near_removal(event)
-            case TargetAdded():
-                self.metrics.returned(event.target)
             case LastResortEnded():
                 self.pages.resorted(event)
             case SubscriberJoined():
@@ -371,10 +365,12 @@ class Daemon:
 
     def _from_peer(self, event: Event) -> None:
         """A fact from a subscriber. A final ack is judged by memory as it is now, not as it was."""
-        if isinstance(event, AckReceived) and event.status is not AckStatus.ACCEPTED:
+        if isinstance(event, AckReceived):
             home = self._homes.get(event.subscriber, "")
+            self.metrics.acked(home, event)
             target = self.engine.targets.get(home)
-            if target is not None and event.seq in target.ledger.outstanding:
+            final = event.status is not AckStatus.ACCEPTED
+            if final and target is not None and event.seq in target.ledger.outstanding:
                 self.targets.sample_now(home)
         self.emit(event)
         if isinstance(event, SubscriberLeft):

@@ -1,255 +1,174 @@
 """What Prometheus sees: counted from the same events and effects that the engine saw, read out only when scraped.
 
 Must not: decide anything, do work on the hot path beyond adding numbers. Upstream: core, the shells' plain counters.
-Downstream: daemon (feeds it), serve.http (renders it). Names and meanings: the two tables below.
+Downstream: daemon (feeds it), serve.http (renders it). What is only read off at a scrape: targetmetrics, selfmetrics.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.metrics import Counter, Histogram
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
+from prometheus_client.metrics import Counter, Gauge
 
-from edgeguardd import __version__
-from edgeguardd.core.effects import CommandEnded
-from edgeguardd.core.engine import Engine
-from edgeguardd.core.events import CountersMoved, KillsNearRemoval
-from edgeguardd.core.limits import Pressure
-from edgeguardd.core.target import Target
-from edgeguardd.logs import Output
-from edgeguardd.recorder import Recorder
-from edgeguardd.serve.gatestats import GateStats
-from edgeguardd.serve.pressurewatch import WatchStats
-from edgeguardd.serve.subscriberstats import SubscriberStats
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-# From well under the budget of a reaction (1 ms) to hopeless.
-REACTION_BUCKETS_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
-
-# From a local bookkeeping call to the longest default deadline.
-ANSWER_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-# A scraper that comes every minute sees the last values of a dropped target a few times; at most so many are kept.
-DEPARTED_VISIBLE_S = 300.0
-MAX_DEPARTED = 1024
-
-# name, what it is, how it is read off a target
-TARGET_GAUGES: tuple[tuple[str, str, Callable[[Target], float | None]], ...] = (
-    ("level", "Level: 0 normal, 1 elevated, 2 high, 3 critical, 4 emergency.", lambda t: float(t.level)),
-    ("rung", "Rung of the ladder in force, numbered as levels.", lambda t: float(t.ledger.rung)),
-    ("present", "1 while the target's cgroup exists and is watched.", lambda t: float(t.present)),
-    ("degraded", "1 while the target's files cannot be read or understood.", lambda t: float(t.degraded is not None)),
-    ("exhausted", "1 while every rung has been answered without help.", lambda t: float(t.ledger.exhausted)),
-    ("relief", "1 while memory.high is lifted for a trim.", lambda t: float(t.relief.raised_bytes is not None)),
-    ("lead_seconds", "How long before the limit a trim is asked for.", lambda t: t.lead_s),
-    ("evicted_bytes", "Mapped pages that are gone and missed.", lambda t: t.gauge.evicted_bytes),
-    ("refaulted_bytes_per_second", "Evicted pages read again.", lambda t: t.gauge.refault_bytes_per_s),
-    ("needed_bytes", "Memory that cannot be dropped for free.", lambda t: t.gauge.needed_bytes),
-    ("current_bytes", "memory.current.", lambda t: t.sample.usages[0].current_bytes if t.sample else None),
-    ("static_bytes", "What the target holds at rest, as configured or reported.", lambda t: t.static_bytes),
-    ("limit_bytes", "The limit that binds; absent without one.", lambda t: _of(t, lambda p: p.limit_bytes)),
-    ("headroom_bytes", "Limit less needed bytes.", lambda t: _of(t, lambda p: p.headroom_bytes)),
-    ("used_ratio", "Elastic range in use, 0 to 1.", lambda t: _of(t, lambda p: p.ratio)),
-    ("growth_bytes_per_second", "Smoothed growth of needed bytes.", lambda t: t.gauge.growth.bytes_per_s),
-    ("subscribers", "Inference servers subscribed.", lambda t: float(len(t.ledger.subscribers))),
-    ("commands_outstanding", "Commands not yet ended.", lambda t: float(len(t.ledger.outstanding))),
+from edgeguardd import exposition
+from edgeguardd.core.effects import CommandEnded, Deliver
+from edgeguardd.core.events import (
+    AckReceived,
+    CgroupAppeared,
+    CountersMoved,
+    Event,
+    KillsNearRemoval,
+    LastResortEnded,
+    LimitPutBack,
+    LimitRaised,
+    ReliefFailed,
+    SubscriberJoined,
+    TargetAdded,
 )
+from edgeguardd.core.model import Action, Counters, Outcome, Role
+from edgeguardd.exposition import Format
+from edgeguardd.latency import Latency
+from edgeguardd.selfmetrics import MachineCollector, SelfCollector, Sources
+from edgeguardd.series import TargetCounters
+from edgeguardd.targetmetrics import TargetCollector
+
+# What alerts ask for, and therefore begins at zero with the target, or with a server that may be asked.
+COUNTED_FROM_ZERO = ("high", "max", "oom", "oom_kill")
+OUTCOMES_FROM_ZERO = (Outcome.EXPIRED, Outcome.FAILED, Outcome.INEFFECTIVE)
 
 
 class Metrics:
-    """All metrics of one daemon, in a registry of their own."""
+    """All metrics of one daemon, in a registry of their own. on_forget: a target's series are gone."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        subscribers: SubscriberStats,
-        log: Output,
-        recorder: Recorder,
-        gate: GateStats,
-        watches: WatchStats,
-    ) -> None:
+    def __init__(self, sources: Sources) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        self.on_forget: Callable[[str], None] = lambda _: None
         ProcessCollector(registry=self.registry)
-        self._events = Counter(
+        self._targets = series = TargetCounters(self.registry, self._forgotten)
+        self._events = series.family(
             "edgeguardd_memory_events",
             "memory.events counts seen, by target and key; monotonic across re-creation of the cgroup.",
-            ["target", "event"],
-            registry=self.registry,
+            "event",
         )
-        self._kills_near = Counter(
+        self._kills_near = series.family(
             "edgeguardd_kills_near_removal",
             "Kills counted by the parent while the target's cgroup was removed: the target's or a neighbour's.",
-            ["target"],
-            registry=self.registry,
         )
-        self._commands = Counter(
-            "edgeguardd_commands",
-            "Commands ended, by outcome.",
-            ["target", "action", "outcome"],
-            registry=self.registry,
+        self._appeared = series.family(
+            "edgeguardd_target_appearances", "Times that the target's cgroup came to be there, the first look included."
         )
-        self._freed = Counter(
+        self._sent = series.family("edgeguardd_commands_sent", "Commands handed to a connection.", "action")
+        self._commands = series.family("edgeguardd_commands", "Commands ended, by outcome.", "action", "outcome")
+        self._freed = series.family(
             "edgeguardd_freed_bytes",
             "Bytes given back by commands: claimed in acks, and measured in needed bytes.",
-            ["target", "source"],
-            registry=self.registry,
+            "source",
         )
-        self.reaction = Histogram(
-            "edgeguardd_reaction_seconds",
-            "From reading the kernel's files to the command handed to the subscriber's socket.",
-            buckets=REACTION_BUCKETS_S,
-            registry=self.registry,
+        self._reliefs = series.family(
+            "edgeguardd_reliefs", "What became of lifting memory.high and of putting it back.", "outcome"
         )
-        self._answer = Histogram(
-            "edgeguardd_answer_seconds",
-            "From delivery of a command to its end.",
-            ["action"],
-            buckets=ANSWER_BUCKETS_S,
-            registry=self.registry,
-        )
+        self._resorts = series.family("edgeguardd_last_resorts", "Last resorts ended.", "action", "outcome")
+        self._latency = Latency(self.registry, sources.begun, sources.clock, sources.epoch)
         self.defects = Counter(
             "edgeguardd_defects", "Faults in the daemon itself that it survived.", registry=self.registry
         )
-        self.reloads = Counter(
+        self._reloads = Counter(
             "edgeguardd_reloads", "Configuration reloads, by result.", ["result"], registry=self.registry
         )
-        self.registry.register(_LiveCollector(engine, subscribers, log, recorder, gate, watches))
-        self._series: dict[str, set[tuple[Counter, tuple[str, ...]]]] = {}
-        self._departed: dict[str, float] = {}
+        self._reloaded = Gauge(
+            "edgeguardd_config_last_reload_successful",
+            "1 while the configuration on disk was taken when it was last read.",
+            registry=self.registry,
+        )
+        self._reloaded.set(1)
+        self.registry.register(TargetCollector(sources.engine, sources.watched, sources.raised_at, sources.clock))
+        self.registry.register(MachineCollector(sources.engine, sources.clock))
+        self.registry.register(SelfCollector(sources))
 
-    def counted(self, moved: CountersMoved) -> None:
+    # Facts, before the engine takes them
+
+    def happened(self, event: Event) -> None:
+        """Count what an event says."""
+        match event:
+            case CountersMoved():
+                self._counted(event)
+            case TargetAdded():
+                self._added(event.target)
+            case CgroupAppeared():
+                self._targets.count(self._appeared, event.target)
+            case KillsNearRemoval():
+                self._targets.count(self._kills_near, event.target, by=event.kills)
+            case SubscriberJoined():
+                self._joined(event)
+            case LimitRaised():
+                self._targets.count(self._reliefs, event.target, "raised")
+            case LimitPutBack():
+                self._targets.count(self._reliefs, event.target, event.outcome)
+            case ReliefFailed():
+                self._targets.count(self._reliefs, event.target, "refused")
+            case LastResortEnded():
+                self._targets.count(self._resorts, event.target, event.action.value, event.outcome)
+            case _:
+                pass
+
+    def acked(self, target: str, ack: AckReceived) -> None:
+        """An answer was read, and is not judged yet."""
+        self._latency.acked(target, ack)
+
+    def _counted(self, moved: CountersMoved) -> None:
         """Add counter movements of a target's own file. Ancestors' counts are not this target's."""
         if not moved.local:
             return
-        for key in moved.delta.__struct_fields__:
+        for key in Counters.__struct_fields__:
             delta = getattr(moved.delta, key)
             if delta:
-                self._of(self._events, moved.target, key).inc(delta)
+                self._targets.count(self._events, moved.target, key, by=delta)
 
-    def killed_near_removal(self, event: KillsNearRemoval) -> None:
-        """Add kills that cannot be told from a neighbour's."""
-        self._of(self._kills_near, event.target).inc(event.kills)
+    def _added(self, target: str) -> None:
+        self._targets.arrived(target)
+        for key in COUNTED_FROM_ZERO:
+            self._targets.begin(self._events, target, key)
+        self._targets.begin(self._kills_near, target)
+        self._targets.begin(self._appeared, target)
+
+    def _joined(self, event: SubscriberJoined) -> None:
+        if event.role is not Role.INFERENCE or event.target is None:
+            return
+        for action in (*sorted(event.supports), Action.RESTORE):
+            for outcome in OUTCOMES_FROM_ZERO:
+                if outcome is not Outcome.INEFFECTIVE or action is Action.TRIM_KV_CACHE:
+                    self._targets.begin(self._commands, event.target, action.value, outcome.value)
+
+    # Orders, as they are carried out
+
+    def sent(self, order: Deliver) -> None:
+        """A command was handed to its connection."""
+        command = order.command
+        exemplar = self._latency.delivered(order)
+        self._targets.count(self._sent, command.target, command.action.value, exemplar=exemplar)
 
     def ended(self, end: CommandEnded) -> None:
         """Count a command's outcome, its time and its bytes."""
-        self._of(self._commands, end.target, end.action.value, end.outcome.value).inc()
-        self._answer.labels(end.action.value).observe(end.took_s)
+        exemplar = self._latency.ended(end)
+        self._targets.count(self._commands, end.target, end.action.value, end.outcome.value, exemplar=exemplar)
         if end.claimed_bytes:
-            self._of(self._freed, end.target, "claimed").inc(end.claimed_bytes)
+            self._targets.count(self._freed, end.target, "claimed", by=end.claimed_bytes)
         if end.freed_bytes is not None and end.freed_bytes > 0:
-            self._of(self._freed, end.target, "measured").inc(end.freed_bytes)
+            self._targets.count(self._freed, end.target, "measured", by=end.freed_bytes, exemplar=exemplar)
 
     def departed(self, target: str, now: float) -> None:
-        """A target is guarded no longer: its last values stay readable for a while, then its series go."""
-        self._departed.pop(target, None)
-        self._departed[target] = now + DEPARTED_VISIBLE_S
-        while len(self._departed) > MAX_DEPARTED:
-            self._forget(next(iter(self._departed)))
+        """A target is guarded no longer."""
+        self._targets.departed(target, now)
 
-    def returned(self, target: str) -> None:
-        """A departed target is guarded again: its counters go on where they were."""
-        self._departed.pop(target, None)
+    def _forgotten(self, target: str) -> None:
+        self.on_forget(target)
 
-    def render(self, now: float) -> bytes:
-        """The text exposition, for /metrics."""
-        for target in [name for name, until in self._departed.items() if until <= now]:
-            self._forget(target)
-        return generate_latest(self.registry)
+    def reloaded(self, *, applied: bool) -> None:
+        """The configuration was read again."""
+        self._reloads.labels("applied" if applied else "rejected").inc()
+        self._reloaded.set(applied)
 
-    def _forget(self, target: str) -> None:
-        del self._departed[target]
-        for family, labels in self._series.pop(target, ()):
-            family.remove(*labels)
-
-    def _of(self, family: Counter, target: str, *labels: str) -> Counter:
-        """A series of a target, remembered so that it can be dropped with the target."""
-        self._series.setdefault(target, set()).add((family, (target, *labels)))
-        return family.labels(target, *labels)
-
-
-class _LiveCollector(Collector):
-    """Reads figures off the engine and the subscriber server at scrape time; nothing is stored twice."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        subscribers: SubscriberStats,
-        log: Output,
-        recorder: Recorder,
-        gate: GateStats,
-        watches: WatchStats,
-    ) -> None:
-        self._gate, self._watches = gate, watches
-        self._engine = engine
-        self._subscribers = subscribers
-        self._log = log
-        self._recorder = recorder
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        build = GaugeMetricFamily("edgeguardd_build_info", "Version, as a label.", labels=["version"])
-        build.add_metric([__version__], 1.0)
-        yield build
-        targets = list(self._engine.targets.values())
-        for name, text, read in TARGET_GAUGES:
-            family = GaugeMetricFamily(f"edgeguardd_target_{name}", text, labels=["target"])
-            for target in targets:
-                value = read(target)
-                if value is not None:
-                    family.add_metric([target.name], value)
-            yield family
-        yield from self._of_machine()
-        yield from self._socket()
-
-    def _of_machine(self) -> Iterator[Metric]:
-        gauge = self._engine.machine
-        yield GaugeMetricFamily(
-            "edgeguardd_machine_level", "Level of the whole machine, as targets'.", value=gauge.level
-        )
-        if gauge.sample is not None:
-            available = gauge.sample.available_bytes
-            yield GaugeMetricFamily("edgeguardd_machine_available_bytes", "MemAvailable.", value=available)
-            text = "Memory that would bring the machine below its first mark."
-            yield GaugeMetricFamily("edgeguardd_machine_wanted_bytes", text, value=gauge.wanted_bytes)
-
-    def _socket(self) -> Iterator[Metric]:
-        stats, recorder, watches = self._subscribers, self._recorder.stats, self._watches
-        for name, text, gauge in (
-            ("subscribers", "Connections to the subscriber socket.", stats.current),
-            ("subscribers_stalled", "Connections that do not take what is sent.", stats.stalled),
-            ("pressure_watchers", "Programs connected to the pressure-watch sockets.", watches.current),
-        ):
-            yield GaugeMetricFamily(f"edgeguardd_{name}", text, value=gauge)
-        for name, text, count in (
-            ("connections", "Connections accepted on the subscriber socket.", stats.accepted),
-            ("connections_refused", "Connections ended before a welcome: too many, refused, no hello.", stats.refused),
-            ("lines_received", "Protocol lines received.", stats.lines_in),
-            ("lines_sent", "Protocol lines sent.", stats.lines_out),
-            ("lines_throttled", "Times a flooding peer was made to wait.", stats.throttled),
-            ("commands_replaced", "Unsent commands replaced by a newer one of the same action.", stats.replaced),
-            ("answers_dropped", "Unsent answers dropped for newer ones.", stats.dropped),
-            ("pressure_signals", "Memory pressure told to programs that watch.", watches.signals),
-            ("pressure_signals_unread", "Signals not sent, as those before them were still unread.", watches.unread),
-            ("recorder_events", "Events written to the flight recorder.", recorder.written),
-            ("recorder_events_dropped", "Events that the flight recorder could not write.", recorder.dropped),
-            ("log_lines_dropped", "Log lines that nobody took.", self._log.dropped_lines),
-            ("log_lines_suppressed", "Log lines beyond the rate of their event.", self._log.suppressed_lines),
-        ):
-            yield CounterMetricFamily(f"edgeguardd_{name}", text, value=count)
-        errors = CounterMetricFamily("edgeguardd_protocol_errors", "Error lines sent.", labels=["code"])
-        for code, count in sorted(stats.errors.items()):
-            errors.add_metric([code], count)
-        yield errors
-        answers = CounterMetricFamily("edgeguardd_gate_answers", "Answers to proxies.", labels=["mode", "answer"])
-        for (mode, answer), count in sorted(self._gate.answers.items()):
-            answers.add_metric([mode, answer], count)
-        yield answers
-
-
-def _of(target: Target, read: Callable[[Pressure], float]) -> float | None:
-    return None if target.gauge.pressure is None else read(target.gauge.pressure)
+    def written(self, form: Format, now: float) -> bytes:
+        """All of it, for /metrics."""
+        self._targets.expire(now)
+        return exposition.written(self.registry.collect(), form)

@@ -77,6 +77,10 @@ class OomReports:
             self._stats.lost_records = self._watch.lost_records
         return self._stats
 
+    def forget(self, target: str) -> None:
+        """It has not been guarded for a while: its figure goes."""
+        self._stats.unexplained.pop(target, None)
+
     def counted(self, moved: CountersMoved) -> None:
         """A target's counters have moved. Without a log to read there is nothing to join them with."""
         if self._watch is None or not self._watch.readable or not moved.local or not moved.delta.oom_kill:

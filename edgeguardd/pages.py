@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import to_builtins
 
-from edgeguardd import __version__, oomscores, webpage
+from edgeguardd import __version__, exposition, oomscores, webpage
 from edgeguardd.core import limits
 from edgeguardd.core.config import SamplingConfig
 from edgeguardd.core.effects import CommandEnded
@@ -23,9 +23,9 @@ from edgeguardd.kernel.guarded import TargetStatus
 from edgeguardd.kernel.machine import Machine
 from edgeguardd.kernel.scores import ScoreStats
 from edgeguardd.kernel.targets import Targets
-from edgeguardd.metrics import CONTENT_TYPE, Metrics
+from edgeguardd.metrics import Metrics
 from edgeguardd.oomreports import OomStats
-from edgeguardd.serve.http import Response
+from edgeguardd.serve.http import Request, Response
 from edgeguardd.serve.subscribers import SubscriberServer
 
 # Outcomes shown by /status; older ones are in the log and in the metrics.
@@ -66,15 +66,15 @@ class Pages:
         self._last_commands: deque[tuple[CommandEnded, float]] = deque(maxlen=SHOWN_COMMANDS)
         self._last_resorts: dict[str, tuple[LastResortEnded, float]] = {}
 
-    def routes(self) -> Mapping[str, Callable[[], Response]]:
+    def routes(self) -> Mapping[str, Callable[[Request], Response]]:
         """Path -> handler, for HttpServer."""
         page = webpage.response()
         return {
-            "/": lambda: page,
-            "/metrics": lambda: Response(200, CONTENT_TYPE, self._metrics.render(time.monotonic())),
-            "/healthz": self._healthz,
-            "/readyz": self._readyz,
-            "/status": lambda: Response(200, "application/json", msgspec.json.encode(self.status())),
+            "/": lambda _: page,
+            "/metrics": self._scrape,
+            "/healthz": lambda _: self._healthz(),
+            "/readyz": lambda _: self._readyz(),
+            "/status": lambda _: Response(200, "application/json", msgspec.json.encode(self.status())),
         }
 
     def ended(self, end: CommandEnded) -> None:
@@ -145,6 +145,10 @@ class Pages:
                 "message": end.message,
             },
         }
+
+    def _scrape(self, request: Request) -> Response:
+        form = exposition.wanted(request.accept)
+        return Response(200, form.value, self._metrics.written(form, time.monotonic()), (("Vary", "Accept"),))
 
     def _healthz(self) -> Response:
         stale_s = self.stale_s()

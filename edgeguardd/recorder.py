@@ -68,7 +68,7 @@ class Recorder:
         self._run = run
         self._on_fault = on_fault
         self._wall_clock = wall_clock
-        self._boot_id = _boot_id()
+        self._boot_id = boot_id()
         self._clock = self._clocks()
         self._segment = -1
         self._lines: list[bytes] = []
@@ -208,7 +208,8 @@ class Recorder:
         return Clock(self._wall_clock(), self._loop.time())
 
 
-def _boot_id() -> str | None:
+def boot_id() -> str | None:
+    """Which boot of the machine this is; None: this kernel does not say."""
     try:
         with open(BOOT_ID) as file:
             return file.read().strip()

@@ -74,12 +74,16 @@ class _Envelope(Struct):
 
 
 class StateDirectory:
-    """The records in one directory. It is opened for each use, so that one made later, or made again, serves."""
+    """The records in one directory. It is opened for each use, so that one made later, or made again, serves.
+
+    `faults` counts what could not be written, removed, read or used.
+    """
 
     def __init__(self, path: str, on_fault: Callable[[str], None]) -> None:
         """`path`: absolute; it is made (0700) at the first save. `on_fault` gets a sentence for what was put aside."""
         self.path = path.rstrip("/") or "/"
-        self._on_fault = on_fault
+        self.faults = 0
+        self._tell = on_fault
 
     def make(self) -> None:
         """Make the directory, if it alone is missing. What stands in the way is told, and again at each use."""
@@ -149,7 +153,15 @@ class StateDirectory:
         try:
             yield
         except OSError as error:
+            self.faults += 1
             raise StateError(self._sentence(verb, name, error)) from None
+        except StateError:
+            self.faults += 1
+            raise
+
+    def _on_fault(self, sentence: str) -> None:
+        self.faults += 1
+        self._tell(sentence)
 
     def _load(self, kind: str, record_type: type[R], only: str | None) -> dict[str, R]:
         """Key -> record, of one file or of all of this kind. Whatever cannot be used is said and left out."""

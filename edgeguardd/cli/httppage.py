@@ -26,7 +26,8 @@ how much memory `/admit` holds ready for requests.
 |---|---|
 | `/` | 200, a page that shows `/status` live: memory against the marks, levels, subscribers, commands. It \
 loads nothing from elsewhere and works without a network |
-| `/metrics` | 200, Prometheus text format 0.0.4: [metrics](metrics.md) |
+| `/metrics` | 200, Prometheus text format 0.0.4, or OpenMetrics 1.0.0 for whoever prefers it in `Accept`: \
+[metrics](metrics.md) |
 | `/status` | 200, one JSON object: below |
 | `/healthz` | 200 `ok`; 503 with how old it is when the oldest sample of a target that is there is older than five \
 slow intervals (`[sampling] slow`): a daemon that looks no more guards nobody |

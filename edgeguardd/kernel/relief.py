@@ -121,6 +121,10 @@ class Relief:
             return
         self._return(raised)
 
+    def raised_at(self) -> dict[str, float]:
+        """Target -> since when its limit has been raised, as the clock told it."""
+        return {target: raised.lifted.raised_at for target, raised in self._raised.items()}
+
     def put_back_all(self) -> None:
         """Put every limit back: the daemon stops. From here on none is raised, though the engine may ask for it."""
         self._stopping = True

@@ -9,7 +9,8 @@ Must not: know specs or peers (targets does), judge figures (core does). Upstrea
 """
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from edgeguardd.core import kernelfmt
 from edgeguardd.core.events import (
@@ -29,7 +30,7 @@ from edgeguardd.kernel.neighbourhood import Neighbourhood
 from edgeguardd.kernel.nodes import Nodes, Reading, Watched
 from edgeguardd.kernel.pressure import StallAlarm
 from edgeguardd.kernel.tree import Follower, Place, Tree
-from edgeguardd.kernel.wakeups import Wakeups
+from edgeguardd.kernel.wakeups import Begun, Cause, Wakeups
 
 # Sentences about PSI are said once each; garbled files could make many.
 _MAX_SAID = 64
@@ -45,7 +46,11 @@ Round = dict[Watched[Guarded], Reading]
 
 
 class Sampler:
-    """Keeps the files of the targets given to it, and tells what they hold."""
+    """Keeps the files of the targets given to it, and tells what they hold.
+
+    `begun`: what the reading that is being told began with; None between readings, and for one that an answer is
+    judged by.
+    """
 
     def __init__(
         self,
@@ -57,6 +62,7 @@ class Sampler:
         on_fault: Callable[[str], None],
     ) -> None:
         self.slow_s = 1.0
+        self.begun: Begun | None = None
         self._tree = tree
         self._loop = loop
         self._emit = emit
@@ -109,12 +115,21 @@ class Sampler:
 
     def _woken(self, watched: Watched[Guarded]) -> None:
         readings: Round = {}
-        for target in list(watched.users):
-            self._sample(target, readings)
+        with self._because(Cause.COUNTER, self._wakeups.woken_at):
+            for target in list(watched.users):
+                self._sample(target, readings)
+
+    def _stalled(self, target: Guarded) -> None:
+        with self._because(Cause.STALL, self._loop.time()):
+            self.sample_now(target)
 
     def _tick(self, target: Guarded) -> None:
         target.looked_at = self._clock()
         self._set_timer(target)
+        with self._because(Cause.TIMER, self._loop.time()):
+            self._look(target)
+
+    def _look(self, target: Guarded) -> None:
         place = target.place
         if place is None:
             return
@@ -130,6 +145,15 @@ class Sampler:
                 self._gone(target)
         elif place.present:
             self._attach(target, place)
+
+    @contextlib.contextmanager
+    def _because(self, cause: Cause, at: float) -> Iterator[None]:
+        """Meanwhile `begun` says so."""
+        self.begun = Begun(cause, at)
+        try:
+            yield
+        finally:
+            self.begun = None
 
     def _set_timer(self, target: Guarded) -> None:
         """One timer a target, whoever sets it: what is told while it starts or ticks may change the interval."""
@@ -174,7 +198,7 @@ class Sampler:
             target.links[0].watched.node.pressure,
             self._loop,
             self._clock,
-            lambda: self.sample_now(target),
+            lambda: self._stalled(target),
             self._say_of_psi,
         )
         self._emit(CgroupAppeared(target.name))
@@ -290,7 +314,8 @@ class Sampler:
     def _second_look(self, target: Guarded) -> None:
         target.second_look = None
         target.looks_left -= 1
-        self.sample_now(target)
+        with self._because(Cause.TIMER, self._loop.time()):
+            self.sample_now(target)
 
     def _move(self, target: Guarded, link: Link, reading: Reading) -> CountersMoved | None:
         """What the cgroup counted since the target was last told; it counts as told from here on."""

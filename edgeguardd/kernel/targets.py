@@ -22,6 +22,7 @@ from edgeguardd.kernel.sampler import Sampler
 from edgeguardd.kernel.tree import Tree
 from edgeguardd.kernel.treewatch import TreeWatch
 from edgeguardd.kernel.viewpoint import Viewpoint
+from edgeguardd.kernel.wakeups import Begun
 
 # Faults are said once each; what is remembered of them is bounded.
 _MAX_SAID = 256
@@ -289,6 +290,11 @@ class Targets:
         return Guarded(name, path, policy, self._sampler.slow_s, dynamic=True)
 
     # What the daemon asks
+
+    @property
+    def begun(self) -> Begun | None:
+        """What the reading that is being told began with; None: nothing is being read, or for the sake of an answer."""
+        return self._sampler.begun
 
     def names(self) -> list[str]:
         """The targets, in the order in which they came."""

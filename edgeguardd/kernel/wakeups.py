@@ -7,8 +7,11 @@ with EPOLLPRI, and an epoll descriptor is readable exactly while one of its file
 """
 
 import asyncio
+import enum
 import select
 from collections.abc import Callable
+
+from msgspec import Struct
 
 # The event bits of a kernfs file stay set until the file is read again (kernfs_generic_poll, fs/kernfs/file.c).
 # Edge-triggered, a reader that fails to read costs one callback and not a spin.
@@ -16,11 +19,28 @@ _INTEREST = select.EPOLLPRI | select.EPOLLET
 _MAX_AT_ONCE = 256
 
 
+class Cause(enum.StrEnum):
+    """Why the files of a target are read."""
+
+    COUNTER = "counter"
+    STALL = "stall"
+    TIMER = "timer"
+
+
+class Begun(Struct, frozen=True):
+    """What a reading began with, and when the daemon began on it (the loop's clock). The kernel does not say when it
+    counted; nothing before this moment can be measured here."""
+
+    cause: Cause
+    at: float
+
+
 class Wakeups:
-    """Callbacks for files that change."""
+    """Callbacks for files that change. `woken_at`: when the loop last came here, by its clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self.woken_at = 0.0
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._epoll = select.epoll()
         loop.add_reader(self._epoll.fileno(), self._dispatch)
@@ -50,6 +70,7 @@ class Wakeups:
             self._callbacks.clear()
 
     def _dispatch(self) -> None:
+        self.woken_at = self._loop.time()
         # EPOLLERR comes with every change of a kernfs file and is no fault.
         for fd, _ in self._epoll.poll(0, _MAX_AT_ONCE):
             callback = self._callbacks.get(fd)

@@ -39,7 +39,7 @@ class HttpServer:
     def __init__(
         self,
         config: HttpConfig,
-        routes: Mapping[str, Callable[[], Response]],
+        routes: Mapping[str, Callable[[Request], Response]],
         open_routes: Mapping[str, Callable[[Request], Response]] | None = None,
     ) -> None:
         self.config = config
@@ -130,7 +130,7 @@ class HttpServer:
             if open_route is not None:
                 return open_route(request)
             if route is not None:
-                return route()
+                return route(request)
             return error(404, "nothing here; see " + " ".join(sorted([*self._routes, *self._open_routes])))
         except Exception as defect:  # a route's defect must not cost more than its own answer
             context = {"message": f"route {path} failed", "exception": defect}

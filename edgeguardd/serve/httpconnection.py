@@ -29,11 +29,12 @@ TEXT = "text/plain; charset=utf-8"
 
 
 class Request(Struct, frozen=True):
-    """What was asked for: the target's path and query, as they came."""
+    """What was asked for: the target's path and query, as they came; `accept` is what the peer says it can read."""
 
     method: str
     path: str
     query: str
+    accept: str = ""
 
 
 class Response(Struct, frozen=True):
@@ -163,7 +164,7 @@ class HttpConnection(asyncio.Protocol):
         if refusal is not None:
             self._send(refusal, last=True)
             return
-        answer = self._host.answer(Request(request.method.decode("ascii"), path, query))
+        answer = self._host.answer(Request(request.method.decode("ascii"), path, query, _accept(request)))
         # Where there is a body, its end does not come next, and whatever comes is thrown away.
         whole = not _has_body(request) and isinstance(self._http.next_event(), h11.EndOfMessage)
         self._send(answer, last=not whole or self._requests >= MAX_REQUESTS)
@@ -254,6 +255,10 @@ def _too_large(request: h11.Request) -> Response | None:
     if request.method == b"CONNECT":
         return error(405, "cannot do that here: nothing is tunnelled", ("Allow", "GET, HEAD"))
     return None
+
+
+def _accept(request: h11.Request) -> str:
+    return ",".join(value.decode("latin-1") for name, value in request.headers if name == b"accept")
 
 
 def _has_body(request: h11.Request) -> bool:

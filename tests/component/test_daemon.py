@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import urllib.error
+import urllib.request
 
 import pytest
 
@@ -62,8 +63,22 @@ def test_memory_in_command_out(place: str, llm: FakeCgroup) -> None:
         assert sent["release_bytes"] == 160 * MIB
         assert daemon.metric("edgeguardd_target_level", target="llm") in {1, 2, 3}
         assert daemon.metric("edgeguardd_target_needed_bytes", target="llm") == 700 * MIB
-        assert daemon.metric("edgeguardd_reaction_seconds_count")
+        assert daemon.metric("edgeguardd_wakeup_to_deliver_seconds_count", cause="timer")
         eventually(lambda: daemon.metric("edgeguardd_commands_total", target="llm", outcome="ineffective"))
+
+
+def test_a_scraper_gets_the_format_that_it_prefers(place: str, llm: FakeCgroup) -> None:
+    """OpenMetrics as Prometheus asks for it, text as curl does; and each says that it depends on who asks."""
+    with start(place) as daemon:
+        for accept, kind, end in (
+            ("application/openmetrics-text;version=1.0.0,*/*;q=0.1", "application/openmetrics-text", b"# EOF\n"),
+            ("*/*", "text/plain", b"\n"),
+        ):
+            asked = urllib.request.Request(f"{daemon.http}/metrics", headers={"Accept": accept})  # noqa: S310
+            with urllib.request.urlopen(asked, timeout=20) as answer:  # noqa: S310  loopback
+                assert answer.headers["Content-Type"].startswith(f"{kind}; version=")
+                assert answer.headers["Vary"] == "Accept"
+                assert answer.read().endswith(end)
 
 
 def test_a_useful_ack_ends_done_with_what_was_measured(place: str, llm: FakeCgroup) -> None:

@@ -16,9 +16,9 @@ from edgeguardd.serve.http import HttpServer, Request, Response
 from tests.support.subscribers import no_leaked_descriptors
 from tests.support.wait import DEADLINE_S, soon
 
-Routes = dict[str, Callable[[], Response]]
+Routes = dict[str, Callable[[Request], Response]]
 
-HELLO: Routes = {"/hello": lambda: Response(200, "text/plain", b"hello", (("X-Extra", "yes"),))}
+HELLO: Routes = {"/hello": lambda _: Response(200, "text/plain", b"hello", (("X-Extra", "yes"),))}
 # What the kernel alone takes for a peer that does not read: tcp_rmem's and our SO_SNDBUF's most, with room to spare.
 MOST_IN_KERNEL_BYTES = 10_000_000
 
@@ -168,7 +168,7 @@ def test_many_requests_sent_at_once_are_all_answered_in_order() -> None:
     """Pipelined requests get their answers one after another, and the half-closed peer gets them all."""
     served: list[int] = []
 
-    def route() -> Response:
+    def route(_: Request) -> Response:
         served.append(len(served))
         return Response(200, "text/plain", str(served[-1]).encode())
 
@@ -216,7 +216,7 @@ def test_a_route_that_fails_costs_its_own_answer_only() -> None:
     """A defect is a 500 without inside knowledge, is reported to the loop, and the connection goes on."""
     reported: list[dict[str, Any]] = []
 
-    def broken() -> Response:
+    def broken(_: Request) -> Response:
         raise KeyError("secret")
 
     async def test() -> None:
@@ -307,7 +307,7 @@ def test_an_idle_connection_is_ended_without_a_word() -> None:
 
 def test_a_peer_that_does_not_read_is_cut() -> None:
     """An answer that is not taken in time ends the connection; others are served meanwhile."""
-    large: Routes = {"/hello": lambda: Response(200, "text/plain", b"x" * 20_000_000), "/ok": HELLO["/hello"]}
+    large: Routes = {"/hello": lambda _: Response(200, "text/plain", b"x" * 20_000_000), "/ok": HELLO["/hello"]}
 
     async def test() -> None:
         async with serving(large, timeout_s=0.3) as server:
@@ -323,7 +323,7 @@ def test_a_peer_that_does_not_read_is_cut() -> None:
 
 def test_a_large_answer_arrives_whole() -> None:
     """An answer larger than any buffer is sent as the peer takes it, and the next request is answered."""
-    large: Routes = {"/hello": lambda: Response(200, "text/plain", b"x" * 5_000_000)}
+    large: Routes = {"/hello": lambda _: Response(200, "text/plain", b"x" * 5_000_000)}
 
     async def test() -> None:
         async with serving(large) as server, connection(server) as (reader, writer):
@@ -336,7 +336,7 @@ def test_a_large_answer_arrives_whole() -> None:
 
 def test_a_flood_of_requests_that_nobody_reads_is_bounded() -> None:
     """While an answer waits, nothing more is read from the peer."""
-    large: Routes = {"/hello": lambda: Response(200, "text/plain", b"x" * 1_000_000)}
+    large: Routes = {"/hello": lambda _: Response(200, "text/plain", b"x" * 1_000_000)}
 
     async def test() -> None:
         async with serving(large, timeout_s=0.3) as server:

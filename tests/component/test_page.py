@@ -14,7 +14,7 @@ import pytest
 
 from edgeguardd import webpage
 from edgeguardd.core.config import HttpConfig
-from edgeguardd.serve.http import HttpServer, Response
+from edgeguardd.serve.http import HttpServer, Request, Response
 from tests.support import browser as browsers
 from tests.support.browser import Browser
 from tests.support.fakedaemon import STATUS
@@ -46,13 +46,13 @@ class Served:
         self.looks = 0
         self._loop = asyncio.new_event_loop()
         page = webpage.response()
-        self._server = HttpServer(HttpConfig(port=0), {"/": lambda: page, "/status": self._status})
+        self._server = HttpServer(HttpConfig(port=0), {"/": lambda _: page, "/status": self._status})
         self._loop.run_until_complete(self._server.start())
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.port}/"
 
-    def _status(self) -> Response:
+    def _status(self, _: Request) -> Response:
         self.looks += 1
         if self.raw is not None:
             return self.raw

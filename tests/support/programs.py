@@ -1,9 +1,10 @@
-"""Programs of Debian's that tests run as they are (proxies, libsystemd), unpacked in .build and not installed.
+"""Programs of Debian's that tests run as they are (proxies, Prometheus, libsystemd), unpacked in .build, not installed.
 
     python -m tests.support.programs      fetches what is missing, into .build/debian; quick when all is there
 
 Must not: install packages, start services, touch the system's package lists; needs no root. Upstream: setup.sh.
-Downstream: tests/component/test_proxies.py, tests/support/sdevent.py. What the system has is used as it is.
+Downstream: tests/component/test_proxies.py, tests/support/prometheus.py, tests/support/sdevent.py. What the system has
+is used as it is.
 """
 
 import glob
@@ -22,8 +23,8 @@ STAMP = os.path.join(HOME, "stamp")
 
 # Each with the packages that it depends on and that are missing here.
 PROXIES = ("nginx", "haproxy")
-# Alone: what Caddy's package depends on beside itself is for managing certificates.
-ALONE = ("caddy",)
+# Alone: what these packages depend on beside themselves is for managing certificates, and for pages to look at.
+ALONE = ("caddy", "prometheus", "prometheus-alertmanager")
 # The first with sd_event_add_memory_pressure(3) is 254; Debian 12 has 252, and 254 among its backports.
 LIBRARY = ("libsystemd0", "libsystemd-dev")
 BACKPORTS = {"bookworm": "bookworm-backports"}
@@ -48,7 +49,7 @@ def library_directories() -> list[str]:
 def main() -> int:
     """Fetch. Returns the exit status."""
     if shutil.which("apt-get") is None:
-        print("setup: no apt-get here: tests with nginx, HAProxy, Caddy and libsystemd are skipped by name")
+        print("setup: no apt-get here: tests with nginx, HAProxy, Caddy, Prometheus and libsystemd are skipped by name")
         return 0
     mark = _mark()
     if os.path.exists(STAMP):
@@ -58,13 +59,13 @@ def main() -> int:
     shutil.rmtree(HOME, ignore_errors=True)
     os.makedirs(f"{HOME}/archives/partial")
     os.makedirs(f"{HOME}/lists/partial")
-    print("setup: unpacking Debian packages into .build/debian, for tests alone: nginx, HAProxy, Caddy, libsystemd")
+    print("setup: unpacking Debian packages into .build/debian, for tests alone: proxies, Prometheus, libsystemd")
     try:
         _fetch()
     except subprocess.CalledProcessError as failed:
         print((failed.stdout or "")[-2000:], file=sys.stderr)
         print(f"setup: cannot fetch Debian packages: {' '.join(failed.cmd)} failed, see above", file=sys.stderr)
-        print("setup: without them tests with proxies and libsystemd are skipped by name", file=sys.stderr)
+        print("setup: without them tests with proxies, Prometheus and libsystemd are skipped by name", file=sys.stderr)
         # Whoever is off the net may work on; a machine that is to show that all is well may not.
         return 1 if os.environ.get("CI") else 0
     for left in ("archives", "lists"):
