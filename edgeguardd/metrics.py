@@ -24,7 +24,7 @@ from edgeguardd.core.events import (
     SubscriberJoined,
     TargetAdded,
 )
-from edgeguardd.core.model import Action, Counters, Outcome, Role
+from edgeguardd.core.model import Action, Counters, Level, Outcome, Role
 from edgeguardd.exposition import Format
 from edgeguardd.latency import Latency
 from edgeguardd.selfmetrics import MachineCollector, SelfCollector, Sources
@@ -93,7 +93,7 @@ class Metrics:
             case CountersMoved():
                 self._counted(event)
             case TargetAdded():
-                self._added(event.target)
+                self._added(event)
             case CgroupAppeared():
                 self._targets.count(self._appeared, event.target)
             case KillsNearRemoval():
@@ -124,12 +124,16 @@ class Metrics:
             if delta:
                 self._targets.count(self._events, moved.target, key, by=delta)
 
-    def _added(self, target: str) -> None:
+    def _added(self, event: TargetAdded) -> None:
+        target = event.target
         self._targets.arrived(target)
         for key in COUNTED_FROM_ZERO:
             self._targets.begin(self._events, target, key)
         self._targets.begin(self._kills_near, target)
         self._targets.begin(self._appeared, target)
+        for step in (step for level in Level for step in event.policy.last_resort.steps(level)):
+            for outcome in ("done", "failed"):
+                self._targets.begin(self._resorts, target, step.action.value, outcome)
 
     def _joined(self, event: SubscriberJoined) -> None:
         if event.role is not Role.INFERENCE or event.target is None:

@@ -25,6 +25,8 @@ log = get_logger()
 
 SHOWN_VICTIMS: Final = 8
 KIB: Final = 1024
+# Scopes of reports that an alert asks for: a series that begins with 1 has, to Prometheus, never risen.
+COUNTED_FROM_ZERO: Final = ("global", "memcg")
 
 
 class OomStats(Struct):
@@ -176,7 +178,7 @@ class OomCollector(Collector):
         reports = CounterMetricFamily(
             "edgeguardd_oom_reports", "OOM reports of the kernel, by whose limit was met.", labels=["scope"]
         )
-        for scope, count in sorted(stats.reports.items()):
+        for scope, count in sorted({**dict.fromkeys(COUNTED_FROM_ZERO, 0), **stats.reports}.items()):
             reports.add_metric([scope], count)
         yield reports
         text = "Processes that these reports name as killed."

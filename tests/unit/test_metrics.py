@@ -8,7 +8,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
-from edgeguardd.core.config import Policy
+from edgeguardd.core.config import LastResorts, LastResortStep, Policy
 from edgeguardd.core.effects import CommandEnded, Deliver
 from edgeguardd.core.engine import Engine
 from edgeguardd.core.events import (
@@ -138,6 +138,16 @@ def test_what_alerts_ask_for_begins_at_zero(watched: Watched) -> None:
         assert watched.samples("edgeguardd_commands_total", action="trim_kv_cache", outcome=outcome) == [0]
     assert watched.samples("edgeguardd_commands_total", action="restore", outcome="expired") == [0]
     assert watched.samples("edgeguardd_commands_total", action="unload_model") == []
+
+
+def test_a_last_resort_that_is_configured_begins_at_zero(watched: Watched) -> None:
+    """Others have no series."""
+    policy = Policy(last_resort=LastResorts(critical=(LastResortStep(LastResort.FREEZE),)))
+    watched.happens(TargetAdded("llm", "/llm", policy))
+    assert watched.samples("edgeguardd_last_resorts_total", action="freeze", outcome="failed") == [0]
+    watched.happens(LastResortEnded("llm", LastResort.FREEZE, "done"))
+    assert watched.samples("edgeguardd_last_resorts_total", action="freeze", outcome="done") == [1]
+    assert watched.samples("edgeguardd_last_resorts_total", action="kill") == []
 
 
 def test_observers_begin_nothing(watched: Watched) -> None:
