@@ -45,9 +45,9 @@ fuzz-files: setup ## the parsers of kernel logs and of units on made-up input, f
 	EDGEGUARDD_FUZZ_EXAMPLES=$${EDGEGUARDD_FUZZ_EXAMPLES:-10000} EDGEGUARDD_FUZZ_UNITS=$${EDGEGUARDD_FUZZ_UNITS:-5000} \
 		$(PY) -m pytest -q --timeout 3600 tests/property/test_oomlog.py tests/property/test_units.py tests/component/test_systemd_units.py
 
-docs: setup ## write the generated pages of docs/reference again
+docs: setup ## write the generated pages, man pages and shell completion again
 	$(PY) -m edgeguardd.cli.reference docs/reference --example packaging/config/edgeguardd.toml --policy docs/explanation/policy.md \
-		--man docs/man
+		--man docs/man --completion packaging/completion
 
 system: setup ## the package in a Debian guest with systemd, in QEMU; as root, builds the guest's disk first (some minutes)
 	@$(PY) -m tests.system $(SYSTEM_OPTIONS)

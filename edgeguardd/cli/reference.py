@@ -1,7 +1,8 @@
 """python -m edgeguardd.cli.reference DIR: the reference pages, made from the tables that the program itself obeys.
 
 Writes cli.md, client.md, config.md, http.md, log.md, metrics.md and protocol.md into DIR; --example FILE also writes
-the commented example configuration, --policy FILE fills the tables and diagrams of docs/explanation/policy.md.
+the commented example configuration, --policy FILE fills the tables and diagrams of docs/explanation/policy.md,
+--completion DIR writes what shells complete.
 Must not: hold facts of its own. Upstream: configtable, configtext, the argument parsers, the pages' modules.
 Downstream: docs/reference, packaging/config; `make docs` and a test.
 """
@@ -108,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("directory", metavar="DIR", type=Path, help="where the pages go, such as docs/reference")
     parser.add_argument("--example", metavar="FILE", type=Path, help="also write the commented example configuration")
     parser.add_argument("--man", metavar="DIR", type=Path, help="also write the man pages here, such as docs/man")
+    parser.add_argument("--completion", metavar="DIR", type=Path, help="also write what shells complete here")
     parser.add_argument("--policy", metavar="FILE", type=Path, help="also fill the generated blocks of this page")
     args = parser.parse_args(argv)
     written = {args.directory / name: text for name, text in pages().items()}
@@ -115,6 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         written[args.example] = configtext.example()
     if args.man is not None:
         written |= {args.man / name: text for name, text in manpages.pages().items()}
+    if args.completion is not None:
+        from edgeguardd.cli import completion  # noqa: PLC0415 - takes shtab, which only development has
+
+        written |= {args.completion / name: text for name, text in completion.pages().items()}
     if args.policy is not None:
         written[args.policy] = policytext.fill(args.policy.read_text())
     for path, text in written.items():
