@@ -21,6 +21,9 @@ SEE_ALSO = (
     ("cgroups", 7),
 )
 
+# Of the last change to what the pages say beside the tables; man wants one.
+DATE = "2026-11-30"
+
 DAEMON_TEXT = """\
 edgeguardd watches the memory of cgroups in which inference servers run. When one nears its limit it asks the server,
 over a Unix socket, to trim its KV cache, to reduce its batch, to reject requests or to unload its model; it measures
@@ -41,6 +44,52 @@ FILES = (
     ("/var/lib/edgeguardd", "What has to be put back after a crash, and the flight recorder."),
 )
 
+ENVIRONMENT = (
+    ("NOTIFY_SOCKET, WATCHDOG_USEC", "Set by systemd: where state is told, and how often that it is alive."),
+    (
+        "LISTEN_FDS, LISTEN_PID, LISTEN_FDNAMES",
+        "Set by systemd: sockets that it has opened, taken instead of own ones.",
+    ),
+)
+CLIENT_ENVIRONMENT = (
+    ("EDGEGUARDD_SOCKET", "Where clients look for the daemon; conformance sets it for the program that it tests."),
+)
+
+EXAMPLES = (
+    ("edgeguardctl doctor --strict", "Whether this machine is fit; 1 also for what is only coarser or riskier."),
+    ("edgeguardctl check-config /etc/edgeguardd/edgeguardd.toml", "Every fault of the configuration, before a reload."),
+    ("edgeguardctl status", "Targets, levels, subscribers, and the last commands with what they gave back."),
+    (
+        "journalctl -k -b -1 | edgeguardctl oom -",
+        "Whose limit was met in the boot before this one, and what to change.",
+    ),
+)
+
+CONFIG_EXAMPLE = """\
+[defaults]
+elevated = "50%"
+
+[[target]]
+name = "llm"
+unit = "llama.service"
+critical = {headroom = "256M"}
+
+[target.ladder]
+high = ["trim_kv_cache", {action = "reduce_batch", max_batch_ratio = "25%", deadline = "2s"}]
+
+[target.last_resort]
+emergency = [{action = "freeze", max_freeze = "5s"}, "restart"]
+
+[[machine.device]]
+name = "gpu"
+kind = "nvml"
+
+[[oom_score]]
+name = "llm"
+unit = "llama.service"
+value = 500
+"""
+
 CONFIG_TEXT = """\
 The file is TOML. It may be empty or missing: every key has a default. Sizes are bytes or "512M" (base 1024), durations
 are seconds or "500ms", shares are 0.6 or "60%". `edgeguardctl check-config FILE` names every fault with its line and
@@ -59,8 +108,8 @@ def _daemon() -> str:
     parts = [_head("edgeguardd", 8, "memory guard for inference servers"), _synopsis(parser, run)]
     parts += [".SH DESCRIPTION\n", _paragraphs(DAEMON_TEXT), _paragraphs(str(run.description))]
     parts += [".SH OPTIONS\n", _options(run), ".SH SIGNALS\n", _tagged(SIGNALS)]
-    parts += [".SH EXIT STATUS\n", _paragraphs(str(parser.epilog)), ".SH FILES\n", _tagged(FILES)]
-    return "".join([*parts, _see_also("edgeguardd")])
+    parts += [".SH EXIT STATUS\n", _paragraphs(str(parser.epilog)), ".SH ENVIRONMENT\n", _tagged(ENVIRONMENT)]
+    return "".join([*parts, ".SH FILES\n", _tagged(FILES), _see_also("edgeguardd")])
 
 
 def _control() -> str:
@@ -81,7 +130,8 @@ def _control() -> str:
                 _options(below),
                 ".RE\n",
             ]
-    return "".join([*parts, ".SH EXIT STATUS\n", _paragraphs(str(parser.epilog)), _see_also("edgeguardctl")])
+    parts += [".SH EXIT STATUS\n", _paragraphs(str(parser.epilog)), ".SH ENVIRONMENT\n", _tagged(CLIENT_ENVIRONMENT)]
+    return "".join([*parts, ".SH EXAMPLES\n", _tagged(EXAMPLES), _see_also("edgeguardctl")])
 
 
 def _config() -> str:
@@ -99,7 +149,7 @@ def _config() -> str:
         step = {configpolicy.LADDER: configpolicy.STEP, configpolicy.LAST_RESORT: configpolicy.RESORT_STEP}.get(section)
         if step is not None:
             parts += [".PP\nA step:\n", _keys(step)]
-    return "".join([*parts, _see_also("edgeguardd.toml")])
+    return "".join([*parts, ".SH EXAMPLE\n", _literal(CONFIG_EXAMPLE), _see_also("edgeguardd.toml")])
 
 
 def _keys(section: Section) -> str:
@@ -135,7 +185,7 @@ def _options(parser: argparse.ArgumentParser) -> str:
 
 
 def _head(name: str, number: int, purpose: str) -> str:
-    return f'.TH "{name.upper()}" "{number}" "" "edgeguardd" ""\n.SH NAME\n{name} \\- {purpose}\n'
+    return f'.TH "{name.upper()}" "{number}" "{DATE}" "edgeguardd" ""\n.SH NAME\n{name} \\- {purpose}\n'
 
 
 def _see_also(name: str) -> str:
@@ -148,7 +198,18 @@ def _tagged(pairs: "tuple[tuple[str, str], ...] | list[tuple[str, str]]") -> str
 
 
 def _paragraphs(text: str) -> str:
-    return "".join(f".PP\n{_text(paragraph)}\n" for paragraph in text.strip().split("\n\n"))
+    # Not before the first: a heading begins a paragraph, and mandoc warns of a second beginning.
+    return ".PP\n".join(f"{_text(paragraph)}\n" for paragraph in text.strip().split("\n\n"))
+
+
+def _literal(text: str) -> str:
+    """Lines as they are."""
+    return ".EX\n" + "".join(f"{_verbatim(line)}\n" for line in text.splitlines()) + ".EE\n"
+
+
+def _verbatim(line: str) -> str:
+    line = line.replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{line}" if line.startswith((".", "'")) else line
 
 
 def _text(text: str) -> str:

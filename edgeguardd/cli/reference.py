@@ -67,32 +67,10 @@ CONFIG_END = """
 ## An example
 
 ```toml
-[defaults]
-elevated = "50%"
-
-[[target]]
-name = "llm"
-unit = "llama.service"
-critical = {headroom = "256M"}
-
-[target.ladder]
-high = ["trim_kv_cache", {action = "reduce_batch", max_batch_ratio = "25%", deadline = "2s"}]
-
-[target.last_resort]
-emergency = [{action = "freeze", max_freeze = "5s"}, "restart"]
-
-[[machine.device]]
-name = "gpu"
-kind = "nvml"
-
-[[oom_score]]
-name = "llm"
-unit = "llama.service"
-value = 500
-```
+%EXAMPLE%```
 
 `edgeguardctl check-config --example` prints every key at its default, as does `packaging/config/edgeguardd.toml`.
-"""
+""".replace("%EXAMPLE%", manpages.CONFIG_EXAMPLE)
 
 CLI_TEXT = """\
 # Command line

@@ -60,6 +60,11 @@ def test_the_man_pages_are_up_to_date_and_read_well(name: str) -> None:
         argv = ["groff", "-ww", "-man", "-Tutf8", "-K", "utf8", str(ROOT / "docs/man" / name)]
         shown = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
         assert shown.stderr == ""
+    if shutil.which("mandoc") is not None:
+        argv = ["mandoc", "-T", "lint", "-W", "warning", str(ROOT / "docs/man" / name)]
+        linted = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+        # That a page of another package is not installed here is no fault of this one.
+        assert [line for line in linted.stdout.splitlines() if "bad reference" not in line] == []
 
 
 def test_the_example_is_up_to_date_and_means_the_defaults(tmp_path: Path) -> None:
