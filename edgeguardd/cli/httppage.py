@@ -38,6 +38,12 @@ slow intervals (`[sampling] slow`): a daemon that looks no more guards nobody |
 The page asks `/status` once a second, less often while there is no answer, and not at all while nobody looks. To see
 it from elsewhere, have the port brought to you (`ssh -L 9464:127.0.0.1:9464 BOX`) rather than opened to the network.
 
+**For whom it answers.** A request's Host has to be `localhost` (or end in `.localhost`), `edgeguardd`, a loopback
+address, the address that it came in at, or one of `[http] hosts`; a port beside it is not looked at. Any other is
+answered 421: a page on the internet can give its own name the address 127.0.0.1, and would else read here through a
+browser on the box. HTTP/1.0 without a Host is answered. A scraper or a proxy that uses another name needs that name in
+`hosts`.
+
 A request that cannot be read is answered with 400, another method with 405, one too long with 414 or 431, one beyond
 `max_connections` with 503 unless an idle one can make room; a peer that is slower than `timeout` is disconnected.
 

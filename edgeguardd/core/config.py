@@ -151,6 +151,7 @@ class HttpConfig(Struct, frozen=True):
     enabled: bool = True
     address: str = "127.0.0.1"
     port: int = 9464
+    hosts: frozenset[str] = frozenset()
     # A scraper, a page or two, a few probes, and a crowd that asks /admit at once. Each takes about 5 KiB (measured).
     max_connections: int = 512
     timeout_s: float = 5.0

@@ -225,6 +225,18 @@ def uids() -> Kind:
     return Kind("an array of user numbers", parse, lambda value: f"[{', '.join(str(uid) for uid in sorted(value))}]")
 
 
+def texts(accepts: str, check: Callable[[str], None]) -> Kind:
+    """A set of strings that `check` lets pass."""
+    one = text(accepts, check)
+
+    def parse(value: object) -> frozenset[str]:
+        if not isinstance(value, list) or len(value) > 1024:
+            raise ValueError(f"it must be an array of texts; write an array of {accepts}")
+        return frozenset(one.parse(item) for item in value)
+
+    return Kind(f"an array of {accepts}", parse, lambda value: f"[{', '.join(quoted(item) for item in sorted(value))}]")
+
+
 def show_size(size_bytes: int) -> str:
     """Bytes in the largest unit that loses nothing."""
     for unit in ("T", "G", "M", "K"):

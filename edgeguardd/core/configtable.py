@@ -28,6 +28,7 @@ from edgeguardd.core.configkinds import (
     share,
     size,
     text,
+    texts,
     uids,
 )
 from edgeguardd.core.confignames import (
@@ -46,6 +47,7 @@ from edgeguardd.core.configpolicy import DEFAULTS, HOUR_S, LADDER, LAST_RESORT
 from edgeguardd.core.configprovision import PROVISION, SERVICE, SLICE
 from edgeguardd.core.configrows import Row, Section
 from edgeguardd.core.configscores import DELAYS, OOM_SCORE
+from edgeguardd.core.hosts import check_host
 
 MAX_TARGETS = 4096
 # Less than this holds no incident: a sample of one target takes about 300 bytes.
@@ -151,6 +153,13 @@ HTTP = Section(
             "The address to listen on; anything but loopback shows process names to the network.",
         ),
         Row("port", "port", PORT, "The TCP port; 0 lets the kernel choose one."),
+        Row(
+            "hosts",
+            "hosts",
+            texts("host names", check_host),
+            "What else requests may be addressed to, besides localhost, loopback addresses and the address they come "
+            'in at: the names that scrapers and proxies use. "*": any, where pages in browsers cannot reach it.',
+        ),
         Row(
             "max_connections",
             "max_connections",

@@ -18,12 +18,15 @@ import h11
 from msgspec import Struct
 
 from edgeguardd.core.config import HttpConfig
+from edgeguardd.core.text import printable
+from edgeguardd.serve.httphosts import is_meant
 
 MAX_HEAD_BYTES = 16 * 1024
 MAX_TARGET_BYTES = 2048
 # A keep-alive connection is closed politely after so many requests, so that clients spread over restarts and reloads.
 MAX_REQUESTS = 1000
 LINGER_S = 1.0
+MAX_SHOWN_HOST_CHARS = 100
 
 TEXT = "text/plain; charset=utf-8"
 
@@ -160,7 +163,9 @@ class HttpConnection(asyncio.Protocol):
         self._host.stats.requests += 1
         self._without_body = request.method == b"HEAD"
         path, _, query = request.target.decode("ascii").partition("?")
-        refusal = _too_large(request) or (None if self._host.is_open(path) else _refusal(request))
+        refusal = _too_large(request) or self._misdirected(request)
+        if refusal is None and not self._host.is_open(path):
+            refusal = _refusal(request)
         if refusal is not None:
             self._send(refusal, last=True)
             return
@@ -168,6 +173,17 @@ class HttpConnection(asyncio.Protocol):
         # Where there is a body, its end does not come next, and whatever comes is thrown away.
         whole = not _has_body(request) and isinstance(self._http.next_event(), h11.EndOfMessage)
         self._send(answer, last=not whole or self._requests >= MAX_REQUESTS)
+
+    def _misdirected(self, request: h11.Request) -> Response | None:
+        field = dict(request.headers).get(b"host")
+        if is_meant(field, self._transport.get_extra_info("sockname")[0], self._host.config.hosts):
+            return None
+        name = printable((field or b"").decode("latin-1"), MAX_SHOWN_HOST_CHARS)
+        return error(
+            421,
+            f"cannot answer for the host '{name}': ask for localhost or the address of the guard, "
+            "or add the name to hosts of [http]",
+        )
 
     # Writing
 

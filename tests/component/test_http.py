@@ -33,7 +33,7 @@ def run(test: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(routes: Routes = HELLO, **config: Any) -> AsyncIterator[HttpServer]:
-    server = HttpServer(HttpConfig(port=0, **config), routes)
+    server = HttpServer(HttpConfig(port=0, hosts=frozenset({"h"}), **config), routes)
     await server.start()
     try:
         yield server
@@ -498,7 +498,7 @@ def test_an_open_route_takes_any_method_and_throws_a_body_away() -> None:
         return Response(204, "text/plain", b"")
 
     async def test() -> None:
-        server = HttpServer(HttpConfig(port=0), HELLO, {"/open": note})
+        server = HttpServer(HttpConfig(port=0, hosts=frozenset({"h"})), HELLO, {"/open": note})
         await server.start()
         try:
             long = b"x" * 5000

@@ -65,8 +65,10 @@ def llm(place: str) -> FakeCgroup:
 
 
 @pytest.fixture
-def daemon(place: str, llm: FakeCgroup) -> Iterator[Daemon]:
-    with Daemon(place, CONFIG, cgroup_root=f"{place}/tree") as running:
+def daemon(place: str, llm: FakeCgroup, request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    """Envoy alone sends the client's Host along."""
+    hosts = f'hosts = ["{proxies.PUBLIC}"]' if "envoy" in request.node.name else ""
+    with Daemon(place, CONFIG, cgroup_root=f"{place}/tree", http=hosts) as running:
         yield running
 
 

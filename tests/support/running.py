@@ -24,7 +24,10 @@ REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__f
 class Daemon:
     """One `edgeguardd run` with its own configuration, socket and log."""
 
-    def __init__(self, directory: str, config: str = "", *, cgroup_root: str | None = None, start: bool = True) -> None:
+    def __init__(
+        self, directory: str, config: str = "", *, cgroup_root: str | None = None, start: bool = True, http: str = ""
+    ) -> None:
+        """`http`: what else stands in [http]."""
         self.directory = directory
         self.socket_path = os.path.join(directory, "s")
         self.config_path = os.path.join(directory, "edgeguardd.toml")
@@ -35,6 +38,7 @@ class Daemon:
         self.environment: dict[str, str] = {}
         self.within: list[str] = []  # a program that starts the daemon elsewhere, in its own place
         self.killed = False
+        self._http_keys = http
         self.write_config(config)
         if start:
             self.start()
@@ -53,7 +57,8 @@ class Daemon:
         root += f"state_directory = {json.dumps(self.state_directory)}\n"
         with open(self.config_path, "w") as file:
             file.write(
-                f'{root}{body}\n[socket]\npath = "{self.socket_path}"\n[http]\nport = 0\n[log]\nformat = "json"\n'
+                f'{root}{body}\n[socket]\npath = "{self.socket_path}"\n'
+                f'[http]\nport = 0\n{self._http_keys}\n[log]\nformat = "json"\n'
             )
 
     def start(self, *, wait: bool = True) -> None:
