@@ -3,66 +3,34 @@
 Servers that queue without bound, cannot lower their batch and cannot refuse get this before them. Bodies are passed
 on both ways as they come, whole or chunked; nothing is held but a piece at a time. h11 does the syntax.
 
-Must not: know memory, models or edgeguardd. Upstream: places, upstream, heads, calls, h11. Downstream: run.
+Must not: know memory, models or edgeguardd. Upstream: places, upstream, heads, pace, refusals, calls, h11.
+Downstream: run.
 """
 
 import asyncio
 import contextlib
-import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import cast
 
 import h11
-from msgspec import Struct
 
+from edgeguardd.bridges import pace
 from edgeguardd.bridges.calls import connect, why_of
 from edgeguardd.bridges.endpoint import Endpoint
 from edgeguardd.bridges.heads import from_path_on, kept, path_of, request_of, target_of
 from edgeguardd.bridges.places import Places, Refusal
-from edgeguardd.bridges.upstream import MAX_HEAD_BYTES, PIECE_BYTES, STALL_S, Upstream, write
+from edgeguardd.bridges.refusals import FORBIDDEN, NO_ANSWER, NO_PROXY, TOO_SLOW, GateError, overloaded, unreadable
+from edgeguardd.bridges.upstream import MAX_HEAD_BYTES, PIECE_BYTES, Upstream, write
 
 MAX_CONNECTIONS = 1024
 # Behind a request a client may send the next one before the answer; more than this is read after the answer.
 MAX_AHEAD_BYTES = 65536
 CONNECT_S = 5.0
-# A connection without a request is kept so long.
-IDLE_S = 75.0
 # Who was answered before its request was whole may go on sending it for so long: closed at once, with bytes unread, the
 # kernel resets the connection, and the client may never see the answer.
 LINGER_S = 2.0
 
 _LOOKING = frozenset((b"GET", b"HEAD"))
-
-
-class GateError(Struct, frozen=True):
-    """An answer of the gate's own, in the form that OpenAI clients read."""
-
-    status: int
-    phrase: str
-    kind: str
-    code: str
-    message: str
-
-    def body(self) -> bytes:
-        """As JSON."""
-        error = {"message": self.message, "type": self.kind, "param": None, "code": self.code}
-        return json.dumps({"error": error}).encode()
-
-
-_FORBIDDEN = GateError(
-    403,
-    "Forbidden",
-    "invalid_request_error",
-    "operators_only",
-    "this call is the operator's; ask the server itself, past the gate",
-)
-_NO_PROXY = GateError(
-    400,
-    "Bad Request",
-    "invalid_request_error",
-    "bad_request",
-    "cannot pass this on: only the one server is behind this gate, and its paths begin with /; write GET /PATH",
-)
 
 
 class Gate:
@@ -84,6 +52,7 @@ class Gate:
         self.retry_after_s = retry_after_s
         self.upstream = upstream
         self._clients: set[asyncio.Task[None]] = set()
+        self._idle: dict[asyncio.Task[None], None] = {}
         self._harmless = frozenset(path.encode() for path in harmless)
         self._operators = frozenset(upstream.prefix + path for path in operators)
 
@@ -91,6 +60,10 @@ class Gate:
         """One client, from its first request to its end."""
         task = cast("asyncio.Task[None]", asyncio.current_task())
         self._clients.add(task)
+        if self.connections > MAX_CONNECTIONS and self._idle:
+            longest = next(iter(self._idle))
+            del self._idle[longest]
+            longest.cancel()
         try:
             # What breaks HTTP in the middle of a message, on either side, can only be cut off.
             with contextlib.suppress(OSError, h11.ProtocolError, asyncio.CancelledError):
@@ -103,6 +76,16 @@ class Gate:
     def connections(self) -> int:
         """How many clients are connected."""
         return len(self._clients)
+
+    @contextlib.contextmanager
+    def idling(self) -> Iterator[None]:
+        """Meanwhile this client has asked for nothing yet: of such, the longest waiting makes room for a new one."""
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        self._idle[task] = None
+        try:
+            yield
+        finally:
+            self._idle.pop(task, None)
 
     async def close(self) -> None:
         """Cut all clients."""
@@ -143,17 +126,13 @@ class _Client:
         """One request after the other. Raises ConnectionError, TimeoutError where the client is at fault."""
         while True:
             try:
-                async with asyncio.timeout(IDLE_S):
-                    request = await self._next()
+                request = await self._head()
             except h11.RemoteProtocolError as fault:
-                error = GateError(
-                    400, "Bad Request", "invalid_request_error", "bad_request", f"cannot read it: {fault}"
-                )
-                return await self._refuse(error)
+                return await self._refuse(unreadable(fault))
             if not isinstance(request, h11.Request):
                 return None
             if (plain := from_path_on(request)) is None:
-                return await self._refuse(_NO_PROXY)
+                return await self._refuse(NO_PROXY)
             await self._request(plain)
             if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
                 return None
@@ -162,14 +141,14 @@ class _Client:
     async def _request(self, request: h11.Request) -> None:
         places = self._gate.places
         if self._gate.connections > MAX_CONNECTIONS:
-            return await self._refuse(_overloaded(Refusal("busy", "too many connections")))
+            return await self._refuse(overloaded(Refusal("busy", "too many connections")))
         if self._gate.is_operators(request):
-            return await self._refuse(_FORBIDDEN)
+            return await self._refuse(FORBIDDEN)
         if self._gate.is_free(request):
             return await self._pass_on(request)
         refusal = await places.enter()
         if refusal is not None:
-            return await self._refuse(_overloaded(refusal))
+            return await self._refuse(overloaded(refusal))
         try:
             await self._pass_on(request)
         finally:
@@ -184,7 +163,7 @@ class _Client:
                 reader, writer = await connect(at)
         except OSError as error:
             # Nobody has taken the request, so it is safe to send it again.
-            return await self._refuse(_overloaded(Refusal("no_server", f"cannot reach the server: {why_of(error)}")))
+            return await self._refuse(overloaded(Refusal("no_server", f"cannot reach the server: {why_of(error)}")))
         upstream = Upstream(reader, writer)
         sending = asyncio.create_task(self._send_on(request, upstream))
         answering = asyncio.create_task(self._answer(upstream))
@@ -204,16 +183,32 @@ class _Client:
             writer.close()
         return None
 
+    async def _head(self) -> object:
+        """The next request. Raises TimeoutError where none comes, or half of one."""
+        with self._gate.idling():
+            if not self._http.trailing_data[0] and not self._eof:
+                async with asyncio.timeout(pace.IDLE_S):
+                    self._take(await self._reader.read(PIECE_BYTES))
+            async with asyncio.timeout(pace.HEAD_S):
+                return await self._next()
+
     async def _send_on(self, request: h11.Request, upstream: "Upstream") -> None:
         """The request and its body, a piece at a time."""
+        loop = asyncio.get_running_loop()
+        body = pace.BodyPace(loop.time())
         await upstream.send(request_of(request, self._gate.upstream))
         while True:
             if self._http.they_are_waiting_for_100_continue:
                 await self._send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
-            async with asyncio.timeout(STALL_S):
-                event = await self._next()
+            try:
+                async with asyncio.timeout_at(body.until(loop.time())):
+                    event = await self._next()
+            except TimeoutError:
+                await self._refuse(TOO_SLOW)
+                raise
             match event:
                 case h11.Data():
+                    body.took(len(event.data))
                     await upstream.send(h11.Data(data=event.data))
                 case h11.EndOfMessage():
                     return await upstream.send(h11.EndOfMessage())
@@ -242,8 +237,7 @@ class _Client:
         except (h11.RemoteProtocolError, ConnectionError):
             if self._http.our_state is not h11.SEND_RESPONSE:
                 raise
-            message = "the server ended without an answer"
-            await self._refuse(GateError(502, "Bad Gateway", "server_error", "no_answer", message))
+            await self._refuse(NO_ANSWER)
 
     async def _refuse(self, error: GateError) -> None:
         """An answer of the gate's own. The connection ends where a body is still to come: nobody wants to read it."""
@@ -296,7 +290,3 @@ async def _cancel(*tasks: "asyncio.Task[None]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _overloaded(refusal: Refusal) -> GateError:
-    return GateError(503, "Service Unavailable", "overloaded_error", refusal.code, refusal.reason)

@@ -157,7 +157,8 @@ class ChildKeeper:
         if program is None:
             raise ServerError(f"cannot start {self._argv[0]}: there is no such program; correct the command")
         # It moves itself in and becomes the server, so that the server's first page counts in its cgroup.
-        launch = [sys.executable, "-m", "edgeguardd.bridges.launch", str(os.getpid()), self._cgroup_procs or STAY]
+        launch = [sys.executable, "-m", "edgeguardd.bridges.launch"]
+        launch += [str(os.getpid()), self._cgroup_procs or STAY, str(STOP_WITHIN_S)]
         if self._listens_at is not None:
             with contextlib.suppress(OSError):
                 if stat.S_ISSOCK(os.lstat(self._listens_at).st_mode):

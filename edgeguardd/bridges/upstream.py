@@ -10,7 +10,7 @@ import h11
 
 MAX_HEAD_BYTES = 64 * 1024
 PIECE_BYTES = 65536
-# A request's head or the next piece of its body has to come within this; a piece of an answer has to be taken.
+# A piece of a message has to be taken within this.
 STALL_S = 30.0
 
 

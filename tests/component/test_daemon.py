@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ TARGET = '[[target]]\nname = "llm"\npath = "/llm"\n[sampling]\nfast = 0.05\nslow
 HELLO = {"name": "test", "target": "llm"}
 
 
-def start(place: str, body: str = TARGET, **options: bool) -> Daemon:
+def start(place: str, body: str = TARGET, **options: Any) -> Daemon:
     return Daemon(place, body, cgroup_root=f"{place}/tree", **options)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -78,7 +79,7 @@ def new_cgroup(place: str) -> FakeCgroup:
     return cgroup
 
 
-def start(place: str, *, watch: str = 'target = "llm"', repeat: str = "0.05", **options: bool) -> Daemon:
+def start(place: str, *, watch: str = 'target = "llm"', repeat: str = "0.05", **options: Any) -> Daemon:
     body = QUICK.replace("repeat = 0.05", f"repeat = {repeat}") + TARGET
     body += f'[[pressure_watch]]\npath = "{place}/w"\n{watch}\n'
     return Daemon(place, body, cgroup_root=f"{place}/tree", **options)

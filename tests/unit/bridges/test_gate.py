@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from edgeguardd.bridges import pace
 from edgeguardd.bridges.calls import Http, Reply
 from edgeguardd.bridges.endpoint import Endpoint, endpoint
 from edgeguardd.bridges.gate import Gate
@@ -355,6 +356,82 @@ def test_a_body_that_breaks_off_or_breaks_the_rules_costs_its_own_connection(
 
     played(scene())
     assert not recwarn.list
+
+
+async def drip(writer: asyncio.StreamWriter) -> None:
+    """A byte of a body at a time, for as long as somebody takes it."""
+    with contextlib.suppress(ConnectionError):
+        while True:
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 1000000", b"Transfer-Encoding: chunked"])
+def test_a_body_that_comes_a_byte_at_a_time_loses_its_place(monkeypatch: pytest.MonkeyPatch, framing: bytes) -> None:
+    """It never stands still for long, and is ended all the same: told so with 408, and the next client is served."""
+    monkeypatch.setattr(pace, "BODY_S", 0.2)
+
+    async def scene() -> None:
+        async with standing(places=1) as (gate, _, front):
+            reader, writer = await asyncio.open_connection(front.at.host, front.at.port)
+            chunk = b"fffff\r\n" if b"chunked" in framing else b""
+            writer.write(b"POST / HTTP/1.1\r\nHost: a\r\n" + framing + b"\r\n\r\n" + chunk)
+            await soon(lambda: gate.places.inside == 1)
+            dripping = asyncio.create_task(drip(writer))
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 408 ")
+            await soon(lambda: gate.places.inside == 0)
+            assert (await asked(front)).status == 200
+            dripping.cancel()
+            writer.close()
+
+    played(scene())
+
+
+def test_half_a_head_does_not_keep_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its first byte on a request's head has its time, however steadily it trickles."""
+    monkeypatch.setattr(pace, "HEAD_S", 0.2)
+
+    async def scene() -> None:
+        async with standing() as (gate, _, front):
+            reader, writer = await asyncio.open_connection(front.at.host, front.at.port)
+            writer.write(b"POST / HTTP/1.1\r\nX-")
+            dripping = asyncio.create_task(drip(writer))
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            await soon(lambda: gate.connections == 0)
+            dripping.cancel()
+            writer.close()
+
+    played(scene())
+
+
+def test_of_too_many_silent_connections_the_longest_silent_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crowd that says nothing keeps nobody out: whoever comes with a request is served."""
+    monkeypatch.setattr("edgeguardd.bridges.gate.MAX_CONNECTIONS", 4)
+
+    async def scene() -> None:
+        async with standing() as (gate, _, front):
+            silent = [await asyncio.open_connection(front.at.host, front.at.port) for _ in range(10)]
+            for _ in range(3):
+                assert (await asked(front)).status == 200
+            assert await silent[0][0].read() == b""
+            await soon(lambda: gate.connections <= 4)
+            for _, writer in silent:
+                writer.close()
+
+    played(scene())
+
+
+def test_a_large_body_may_take_its_time() -> None:
+    """The time for the whole grows with what has come; that for the next piece does not, and there is a last moment."""
+    body = pace.BodyPace(now=100.0)
+    assert body.until(100.0) == 130.0
+    body.took(40 * pace.SLOWEST_BYTES_PER_S)
+    assert body.until(120.0) == 150.0
+    assert body.until(165.0) == 170.0
+    body.took(1 << 30)
+    assert body.until(690.0) == 700.0
 
 
 def test_many_clients_at_once_are_each_answered_or_refused() -> None:

@@ -1,6 +1,7 @@
 """Stopping and starting a server's process, with real processes and a systemctl that writes down what it is asked."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -149,23 +150,76 @@ def test_a_child_is_stopped_and_started_again_when_it_ends_by_itself(
     asyncio.run(scene())
 
 
-def test_a_child_does_not_outlive_a_bridge_that_is_killed(tmp_path: Path) -> None:
+BRIDGE = """
+import asyncio, sys
+from edgeguardd.bridges import supervise
+supervise.STOP_WITHIN_S = 0.5
+async def main():
+    await supervise.ChildKeeper(sys.argv[1:], None, print).start()
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("starts", "why"),
+    [
+        ("exec sleep 60", "it is the server itself"),
+        ("sleep 60 & echo $! >> {pids}; touch {up}; wait", "it is a script before the server"),
+        ('trap "" TERM; echo $$ >> {pids}; touch {up}; while :; do sleep 0.05; done', "it ignores the asking"),
+        ("(sleep 60 & echo $! >> {pids}; touch {up}); exit 0", "the script has ended, and what it started goes on"),
+    ],
+)
+def test_nothing_of_a_child_outlives_a_bridge_that_is_killed(tmp_path: Path, starts: str, why: str) -> None:
     """It would hold its port and its memory against the next one, without a gate before it."""
-    server = script(
-        tmp_path / "server", f"echo $$ > {tmp_path}/pid.part; mv {tmp_path}/pid.part {tmp_path}/pid; exec sleep 60"
-    )
-    code = (
-        "import asyncio, sys; from edgeguardd.bridges.supervise import ChildKeeper\n"
-        "async def main():\n"
-        "    await ChildKeeper(sys.argv[1:], None, print).start(); await asyncio.sleep(60)\n"
-        "asyncio.run(main())"
-    )
-    with ending(subprocess.Popen([sys.executable, "-c", code, server], cwd=REPOSITORY)) as bridge:
-        eventually((tmp_path / "pid").exists)
-        pid = int((tmp_path / "pid").read_text())
+    assert why
+    pids, up = tmp_path / "pids", tmp_path / "up"
+    if "{up}" not in starts:
+        starts = "touch {up}; " + starts
+    server = script(tmp_path / "server", f"echo $$ >> {pids}; " + starts.format(pids=pids, up=up))
+    with ending(subprocess.Popen([sys.executable, "-c", BRIDGE, server], cwd=REPOSITORY)) as bridge:
+        eventually(up.exists)
         bridge.kill()
         bridge.wait()
-        eventually(lambda: not alive(pid), what="the child has ended")
+        started = [int(pid) for pid in pids.read_text().split()]
+        eventually(lambda: not any(alive(pid) for pid in started), what="all of it has ended")
+    eventually(lambda: not lookouts(server), what="nobody looks out any more")
+
+
+def lookouts(server: str) -> list[int]:
+    """The processes that wait for the end of this server's bridge."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if b"edgeguardd.bridges.launch" in words and os.fsencode(server) in words:
+                found.append(int(entry.name))
+    return found
+
+
+def parent_of(pid: int) -> int:
+    """Whose child it is."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def test_the_lookout_ends_with_the_server(tmp_path: Path) -> None:
+    """Started and stopped a few times, a bridge leaves none behind; none is the server's own child."""
+
+    async def scene() -> None:
+        server = script(
+            tmp_path / "server", f"echo $$ > {tmp_path}/part; mv {tmp_path}/part {tmp_path}/up; exec sleep 60"
+        )
+        keeper = ChildKeeper([server], None, lambda _: None)
+        for _ in range(2):
+            (tmp_path / "up").unlink(missing_ok=True)
+            await keeper.start()
+            await soon((tmp_path / "up").exists)
+            (lookout,) = lookouts(server)
+            assert parent_of(lookout) != int((tmp_path / "up").read_text())
+            await keeper.stop()
+            await soon(lambda: not lookouts(server))
+
+    asyncio.run(scene())
 
 
 def alive(pid: int) -> bool:
