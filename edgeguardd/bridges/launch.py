@@ -70,11 +70,11 @@ def _post_lookout(bridge: int, seconds: float) -> None:
 
 def _look_out(bridge: int, process: int, group: int, seconds: float) -> None:
     """Wait for the end of the bridge, and then end the server's group. The server's own end is the bridge's affair."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
     quiet = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(quiet, number)
+    for standard in (0, 1, 2):
+        os.dup2(quiet, standard)
     ended = select.poll()
     ended.register(bridge, select.POLLIN)
     ended.register(process, select.POLLIN)
@@ -85,7 +85,7 @@ def _look_out(bridge: int, process: int, group: int, seconds: float) -> None:
         while _signal(group, 0) and time.monotonic() < until and not ended.poll(LOOK_AGAIN_S * 1000):
             pass
     until = time.monotonic() + seconds
-    number = signal.SIGTERM
+    number: int = signal.SIGTERM
     while _signal(group, number) and time.monotonic() < until:
         number = 0
         time.sleep(LOOK_AGAIN_S)
