@@ -1,6 +1,6 @@
 # Every verb sets up first what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-llama llama test check kernel fuzz fuzz-files system bench deb docs setup clean
+.PHONY: help demo demo-llama llama test check kernel fuzz fuzz-files fuzz-parsers system bench deb docs setup clean
 
 PY := .venv/bin/python
 FAST_TESTS := $(wildcard tests/unit tests/property tests/component tests/cases)
@@ -44,6 +44,9 @@ fuzz: setup ## 1,000,000 mutated lines at the server, 100,000 at each client, wi
 fuzz-files: setup ## the parsers of kernel logs and of units on made-up input, for long; units also against systemd's own
 	EDGEGUARDD_FUZZ_EXAMPLES=$${EDGEGUARDD_FUZZ_EXAMPLES:-10000} EDGEGUARDD_FUZZ_UNITS=$${EDGEGUARDD_FUZZ_UNITS:-5000} \
 		$(PY) -m pytest -q --timeout 3600 tests/property/test_oomlog.py tests/property/test_units.py tests/component/test_systemd_units.py
+
+fuzz-parsers: setup ## any bytes at each parser, guided by coverage where atheris is; FUZZ_MINUTES (1) for each of nine
+	@$(PY) -m tests.fuzz --part all --minutes $${FUZZ_MINUTES:-1} $(FUZZ_OPTIONS)
 
 docs: setup ## write the generated pages, man pages and shell completion again
 	$(PY) -m edgeguardd.cli.reference docs/reference --example packaging/config/edgeguardd.toml --policy docs/explanation/policy.md \

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from edgeguardd.core.model import AckEffect, AckStatus, Action, Level, Parameters, Role
+from edgeguardd.core.text import printable
 from edgeguardd.errors import ProtocolError
 
 VERSION = 1
@@ -267,7 +268,7 @@ def _not_read(why: str) -> ProtocolError:
     elif (found := _NO_SUCH_WORD.fullmatch(why)) and found[1] in _FIELD_WORDS:
         words = [word.value for word in _FIELD_WORDS[found[1]]]
     remedy = f"; write one of {', '.join(map(str, words))}" if words else ""
-    return ProtocolError(code, f"cannot read the message: {why[:MAX_ECHO_CHARS]}{remedy}")
+    return ProtocolError(code, f"cannot read the message: {printable(why, MAX_ECHO_CHARS)}{remedy}")
 
 
 def _version_of(line: bytes) -> int:

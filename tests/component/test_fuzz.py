@@ -4,9 +4,11 @@ import sys
 
 import pytest
 
+from tests.fuzz import guided, kept, seeds
 from tests.fuzz.clients import confuse
 from tests.fuzz.mutate import Mutator, client_lines, server_lines
 from tests.fuzz.server import attack, parse
+from tests.fuzz.targets import PARTS
 from tests.support.running import REPOSITORY
 
 SEED = 20_261
@@ -49,3 +51,34 @@ def test_a_client_stands_it(client: str, c_example: str, monkeypatch: pytest.Mon
     figures = confuse(client, argv, CLIENT_LINES, SEED)
     figures.check()
     assert figures.answers == CLIENT_LINES // 200
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_is_kept_of_a_parsers_inputs_is_stood(part: str) -> None:
+    """All that guided fuzzing has found to lead somewhere, and what it begins with."""
+    for data in (*kept.load(part), *seeds.of(part)):
+        PARTS[part](data)
+
+
+def test_kept_inputs_are_text_and_come_back() -> None:
+    """Whatever the bytes are: one line of printable ASCII, which no comment can be taken for."""
+    for data in (b"#", b"", bytes(range(256)), b"a\\x00\n", "\u8a18".encode()):
+        line = kept.escaped(data)
+        assert line.isprintable()
+        assert line.isascii()
+        assert not line.startswith("#")
+        assert kept.unescaped(line) == data
+
+
+def test_a_finding_is_told_with_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its guide, whose start takes long: inputs are counted, and one that fails is told as the corpus has it."""
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("PYTHONPATH", REPOSITORY)
+    monkeypatch.setattr(guided, "is_guided", lambda: False)
+    outcome = guided.run("wire", 0.2, SEED, keep=False)
+    assert outcome.failure is None, outcome.failure
+    assert outcome.inputs > 10
+    monkeypatch.setenv("EDGEGUARDD_FUZZ_PLANTED", "1")
+    found = guided.run("wire", 5, SEED, keep=False).failure or ""
+    assert "AssertionError: planted" in found
+    assert "the input, as a line of the corpus: {" in found

@@ -98,6 +98,15 @@ class Mutator:
             damage(line, int(chance() * (len(line) + 1)), int(chance() * 7))
         return bytes(line).replace(b"\n", b" ")
 
+    def damaged(self) -> bytes:
+        """One input with up to eight damages, newlines and all."""
+        chance = self._random.random
+        data = bytearray(self._pick(self._corpus))
+        for _ in range(1 + int(chance() * 8)):
+            damage = self._exchange if chance() < 0.2 else self._damage
+            damage(data, int(chance() * (len(data) + 1)), int(chance() * 7))
+        return bytes(data)
+
     def _exchange(self, line: bytearray, at: int, kind: int) -> None:
         """Another value in a field, or another name for it: still JSON, most of the time."""
         colon = line.find(b":", at)
