@@ -71,7 +71,7 @@ def test_kept_inputs_are_text_and_come_back() -> None:
 
 
 def test_a_finding_is_told_with_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its guide, whose start takes long: inputs are counted, and one that fails is told as the corpus has it."""
+    """Unguided, as that starts at once: inputs are counted, and one that fails is told as the corpus has it."""
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setenv("PYTHONPATH", REPOSITORY)
     monkeypatch.setattr(guided, "is_guided", lambda: False)

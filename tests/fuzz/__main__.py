@@ -1,6 +1,6 @@
 """python -m tests.fuzz: the full count of nearly right lines against every part, with figures.
 
-    python -m tests.fuzz --part NAME --minutes 10     any bytes at one parser, guided by its coverage; "all": each parser
+    python -m tests.fuzz --part NAME --minutes 10    any bytes at one parser, guided by coverage; "all": at each
 
 Exit status 1: a part does not stand it.
 """
