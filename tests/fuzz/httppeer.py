@@ -61,7 +61,7 @@ async def _said(data: bytes, piece: int) -> None:
         asked.append(request)
         return Response(200, "text/plain", MARK)
 
-    server = HttpServer(HttpConfig(), {"/status": lambda: Response(200, "text/plain", MARK)}, {"/admit": note})
+    server = HttpServer(HttpConfig(), {"/status": lambda _: Response(200, "text/plain", MARK)}, {"/admit": note})
     transport, connection = _Transport(), None
     from edgeguardd.serve.httpconnection import HttpConnection  # noqa: PLC0415  after the loop's own imports
 
