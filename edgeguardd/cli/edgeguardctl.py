@@ -16,6 +16,7 @@ from edgeguardd.cli import (
     common,
     conformance,
     doctor,
+    health,
     incidents,
     oom,
     parse,
@@ -31,6 +32,7 @@ from edgeguardd.cli import (
 COMMANDS = (
     status,
     watch,
+    health,
     check_config,
     doctor,
     subscribe,
