@@ -47,6 +47,9 @@ _DOCTOR = ByTest("tests/component/test_docs.py::test_each_command_for_checking_a
 _INSTALLED = ByTest("tests/system/guest/first/test_a_install.py::test_the_package_installs_without_a_network")
 _PLACED = ByTest("tests/component/test_docs.py::test_the_units_are_placed_as_printed")
 _SCORES = ByTest("tests/system/guest/first/test_scores.py::test_the_commands_of_the_page_set_it_up")
+_BOARD = ByTest("tests/component/test_board_docs.py::test_each_command_works_on_such_a_board")
+_DOCKER = ByTest("tests/component/test_container_docs.py::test_each_docker_command_names_what_is_there")
+_KUBECTL = ByTest("tests/component/test_container_docs.py::test_each_kubectl_command_names_what_is_there")
 _AUDIT = ByTest("tests/component/test_audit.py::test_each_command_of_the_how_to_runs")
 _BRIDGE = ByTest("tests/component/test_bridge_docs.py::test_each_command_starts_a_bridge")
 _HAPROXY = ByTest("tests/component/test_proxies.py::test_haproxy_cuts_the_batch_at_high")
@@ -132,6 +135,21 @@ PAGES: dict[str, dict[str, Row]] = {
         "edgeguardctl doctor --json": _DOCTOR,
         "edgeguardctl doctor --root DIR": _DOCTOR,
     },
+    "docs/how-to/docker.md": {
+        "docker build -f packaging/oci/Containerfile -t localhost/edgeguardd .": _DOCKER,
+        "docker compose -f packaging/oci/compose.yml up -d": _DOCKER,
+        "docker compose -f packaging/oci/compose.yml exec edgeguardd edgeguardctl status": _DOCKER,
+        "docker compose -f packaging/oci/compose.yml logs edgeguardd": _DOCKER,
+        "docker run -d --name edgeguardd --pid host --cgroupns host --user 65532:65532"
+        " --read-only --cap-drop ALL --security-opt no-new-privileges:true"
+        " --memory 96m --memory-swap 96m --pids-limit 64 --oom-score-adj -900 --restart unless-stopped"
+        " -v /sys/fs/cgroup:/sys/fs/cgroup:ro -v guard:/run/edgeguardd -v state:/var/lib/edgeguardd"
+        " -p 127.0.0.1:9464:9464 localhost/edgeguardd:latest": _DOCKER,
+        "docker run -d --name llm --group-add 65532 --memory 6g --memory-swap 6g --restart unless-stopped"
+        " -v guard:/run/edgeguardd:ro localhost/llm-server:latest": _DOCKER,
+        "edgeguardctl check-config edgeguardd.toml": Here(),
+        "docker compose -f packaging/oci/compose.yml kill -s HUP edgeguardd": _DOCKER,
+    },
     "docs/how-to/gate.md": {
         "curl -i 'http://127.0.0.1:9464/admit?mode=direct&target=llm'": ByTest(
             "tests/component/test_gate.py::test_the_question_on_the_page_is_answered_as_printed"
@@ -159,10 +177,37 @@ PAGES: dict[str, dict[str, Row]] = {
         "echo 262144000 > inference.slice/llama-server.service/memory.max": _PROVISION,
         "echo 1 > inference.slice/llama-server.service/memory.oom.group": _PROVISION,
     },
+    "docs/how-to/jetson-orin.md": {
+        "cat /sys/fs/cgroup/system.slice/llama-server.service/memory.current": _BOARD,
+        "grep NvMapMemUsed /proc/meminfo": _BOARD,
+        "tail -n 1 /sys/kernel/debug/nvmap/iovmm/clients": _BOARD,
+        "edgeguardctl check-config edgeguardd.toml": _BOARD,
+        "edgeguardctl doctor": _BOARD,
+        "nvpmodel -q": _BOARD,
+    },
     "docs/how-to/keep-oom-scores.md": {
         "mkdir -p /etc/systemd/system/edgeguardd.service.d": _SCORES,
         "cp /usr/share/doc/edgeguardd/drop-ins/oom-scores.conf /etc/systemd/system/edgeguardd.service.d/": _SCORES,
         "sysctl -w kernel.task_delayacct=1": _SCORES,
+    },
+    "docs/how-to/kubernetes.md": {
+        "docker save localhost/edgeguardd:latest | k3s ctr images import -": _KUBECTL,
+        "kubectl apply -k packaging/kubernetes/base": _KUBECTL,
+        "kubectl apply -k packaging/kubernetes/limits": _KUBECTL,
+        "kubectl apply -k .": _KUBECTL,
+        "kubectl --namespace edgeguardd rollout status daemonset/edgeguardd": _KUBECTL,
+        "kubectl --namespace edgeguardd rollout restart daemonset/edgeguardd": _KUBECTL,
+        "kubectl --namespace edgeguardd exec daemonset/edgeguardd -- edgeguardctl status": _KUBECTL,
+        "ls -d /sys/fs/cgroup/kubepods*": ByTest(
+            "tests/component/test_container_docs.py::test_the_layout_of_a_node_is_seen_as_printed"
+        ),
+    },
+    "docs/how-to/raspberry-pi.md": {
+        "sed -i '1 s/$/ cgroup_enable=memory psi=1/' /boot/firmware/cmdline.txt": _BOARD,
+        "reboot": _BOARD,
+        "cat /sys/fs/cgroup/cgroup.controllers": _BOARD,
+        "edgeguardctl doctor": _BOARD,
+        "edgeguardctl check-config edgeguardd.toml": _BOARD,
     },
     "docs/how-to/read-an-oom-report.md": {
         "edgeguardctl oom": _OOM,
@@ -170,6 +215,14 @@ PAGES: dict[str, dict[str, Row]] = {
         "journalctl -k -b -1 | edgeguardctl oom -": _OOM,
         "edgeguardctl oom --follow": _OOM,
         "edgeguardctl oom --json kern.log": _OOM,
+    },
+    "docs/how-to/rk3588.md": {
+        "edgeguardctl doctor": _BOARD,
+        "grep -w CONFIG_MEMCG /boot/config-$(uname -r)": _BOARD,
+        "sed -i 's/^extraargs=/&psi=1 /' /boot/armbianEnv.txt": _BOARD,
+        "reboot": _BOARD,
+        "edgeguardctl check-config edgeguardd.toml": _BOARD,
+        "grep Cma /proc/meminfo": _BOARD,
     },
     "docs/how-to/run-as-a-service.md": {
         "UV_PYTHON_INSTALL_DIR=/opt/python uv venv --python 3.12 /opt/edgeguardd": _INDEX,
@@ -212,6 +265,14 @@ PAGES: dict[str, dict[str, Row]] = {
         "edgeguardctl conformance --only utf-8,long-line --exec ./my-server": _CONFORMANCE,
         "edgeguardctl conformance --json --exec ./my-server": _CONFORMANCE,
         "edgeguardctl conformance --protocol-only --exec ./my-server": _CONFORMANCE,
+    },
+    "docs/how-to/x86.md": {
+        "edgeguardctl doctor": _BOARD,
+        "sed -i 's/^GRUB_CMDLINE_LINUX=\"\\?/&psi=1 /' /etc/default/grub": _BOARD,
+        "update-grub": _BOARD,
+        "reboot": _BOARD,
+        "/opt/edgeguardd/bin/pip install '.[nvml]'": _BOARD,
+        "edgeguardctl check-config edgeguardd.toml": _BOARD,
     },
     "docs/reference/config.md": {"edgeguardctl check-config FILE": Here()},
     "docs/reference/protocol.md": {
