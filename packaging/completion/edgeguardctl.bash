@@ -6,10 +6,11 @@
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
 _shtab_edgeguardctl_bridge_subparsers=(llama-server ollama vllm sglang trtllm triton ovms localai)
-_shtab_edgeguardctl_subparsers=(status watch check-config doctor subscribe parse provision size replay incidents bridge oom audit adr conformance)
+_shtab_edgeguardctl_subparsers=(status watch health check-config doctor subscribe parse provision size replay incidents bridge oom audit adr conformance)
 
 _shtab_edgeguardctl_status_option_strings=(-h --help --http --config --json)
 _shtab_edgeguardctl_watch_option_strings=(-h --help --socket --http --config --interval --count)
+_shtab_edgeguardctl_health_option_strings=(-h --help --http --config --wait)
 _shtab_edgeguardctl_check_config_option_strings=(-h --help --show --example)
 _shtab_edgeguardctl_doctor_option_strings=(-h --help --socket --http --config --json --strict --root)
 _shtab_edgeguardctl_subscribe_option_strings=(-h --help --socket --config --name --target --role --supports --ack --count)
@@ -36,6 +37,7 @@ _shtab_edgeguardctl_option_strings=(-h --help --version)
 _shtab_edgeguardctl_status___config_COMPGEN=_shtab_compgen_files
 _shtab_edgeguardctl_watch___socket_COMPGEN=_shtab_compgen_files
 _shtab_edgeguardctl_watch___config_COMPGEN=_shtab_compgen_files
+_shtab_edgeguardctl_health___config_COMPGEN=_shtab_compgen_files
 _shtab_edgeguardctl_check_config_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_edgeguardctl_doctor___socket_COMPGEN=_shtab_compgen_files
 _shtab_edgeguardctl_doctor___config_COMPGEN=_shtab_compgen_files
@@ -136,13 +138,15 @@ _shtab_edgeguardctl_bridge_localai___log_format_choices=(auto json text)
 _shtab_edgeguardctl_bridge_pos_0_choices=(llama-server ollama vllm sglang trtllm triton ovms localai)
 _shtab_edgeguardctl_audit___format_choices=(text json junit sarif)
 _shtab_edgeguardctl_audit___fail_on_choices=(error warning note never)
-_shtab_edgeguardctl_pos_0_choices=(status watch check-config doctor subscribe parse provision size replay incidents bridge oom audit adr conformance)
+_shtab_edgeguardctl_pos_0_choices=(status watch health check-config doctor subscribe parse provision size replay incidents bridge oom audit adr conformance)
 
 _shtab_edgeguardctl_status__h_nargs=0
 _shtab_edgeguardctl_status___help_nargs=0
 _shtab_edgeguardctl_status___json_nargs=0
 _shtab_edgeguardctl_watch__h_nargs=0
 _shtab_edgeguardctl_watch___help_nargs=0
+_shtab_edgeguardctl_health__h_nargs=0
+_shtab_edgeguardctl_health___help_nargs=0
 _shtab_edgeguardctl_check_config__h_nargs=0
 _shtab_edgeguardctl_check_config___help_nargs=0
 _shtab_edgeguardctl_check_config___show_nargs=0

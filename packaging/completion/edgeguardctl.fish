@@ -50,7 +50,7 @@ function _shtab_edgeguardctl_using
   test "$_shtab_edgeguardctl_cmdpath" = "$argv"
 end
 
-set -g _shtab_edgeguardctl_commands status watch check-config doctor subscribe parse provision size replay incidents bridge 'bridge llama-server' 'bridge ollama' 'bridge vllm' 'bridge sglang' 'bridge trtllm' 'bridge triton' 'bridge ovms' 'bridge localai' oom audit adr conformance
+set -g _shtab_edgeguardctl_commands status watch health check-config doctor subscribe parse provision size replay incidents bridge 'bridge llama-server' 'bridge ollama' 'bridge vllm' 'bridge sglang' 'bridge trtllm' 'bridge triton' 'bridge ovms' 'bridge localai' oom audit adr conformance
 set -g _shtab_edgeguardctl_opts_with_value --ack --api-key-file --cache-type-k --cache-type-v --call-within --cgroup --cgroup-root --config --config-path --count --ctx-size --directory --drain --exec --fail-on --format --gate --html --http --instances --interval --jobs --listen --log-format --measured --memtotal-kb --model --name --new --only --others --parallel --patience --places --ram --read-error --release-from --retry-after --role --root --rules-file --search-path --settings --socket --start --state --stop --supports --systemd-version --target --timeout --unit --unload --url --wait --within --worth
 
 complete -c edgeguardctl -e
@@ -70,6 +70,11 @@ complete -c edgeguardctl -n '_shtab_edgeguardctl_using watch' -l http -x -d 'the
 complete -c edgeguardctl -n '_shtab_edgeguardctl_using watch' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'the configuration that tells what is not given (default: /etc/edgeguardd/edgeguardd.toml)'
 complete -c edgeguardctl -n '_shtab_edgeguardctl_using watch' -l interval -x -d 'between looks (default: 1)'
 complete -c edgeguardctl -n '_shtab_edgeguardctl_using watch' -l count -x -d 'end after N looks'
+complete -c edgeguardctl -n '_shtab_edgeguardctl_using; and test $_shtab_edgeguardctl_npos -eq 0' -a health -d 'Ask /readyz, then /healthz: every target that exists is watched, and the last samples are fresh.'
+complete -c edgeguardctl -n '_shtab_edgeguardctl_using health' -s h -l help -d 'show this help message and exit'
+complete -c edgeguardctl -n '_shtab_edgeguardctl_using health' -l http -x -d 'the daemon'"'"'s HTTP address'
+complete -c edgeguardctl -n '_shtab_edgeguardctl_using health' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'the configuration that tells what is not given (default: /etc/edgeguardd/edgeguardd.toml)'
+complete -c edgeguardctl -n '_shtab_edgeguardctl_using health' -l wait -x -d 'how long it may take to become so (default: 0)'
 complete -c edgeguardctl -n '_shtab_edgeguardctl_using; and test $_shtab_edgeguardctl_npos -eq 0' -a check-config -d 'Check a configuration file: print every fault with its line and what to write instead, or how many targets it names and what in it is doubtful. The daemon is not asked and nothing is changed.'
 complete -c edgeguardctl -n '_shtab_edgeguardctl_using check-config' -s h -l help -d 'show this help message and exit'
 complete -c edgeguardctl -n '_shtab_edgeguardctl_using check-config' -l show -d 'print the configuration in force, every key written out'

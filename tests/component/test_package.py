@@ -17,6 +17,7 @@ from tests.support.running import REPOSITORY
 
 # Where each lies below the environment, for whoever has no checkout.
 SHARED = {
+    "share/bash-completion/completions/edgeguardctl": "packaging/completion/edgeguardctl.bash",
     "share/edgeguardd/edgeguardd.toml": "packaging/config/edgeguardd.toml",
     "share/edgeguardd/kubernetes/base/daemonset.yaml": "packaging/kubernetes/base/daemonset.yaml",
     "share/edgeguardd/systemd/edgeguardd.service": "systemd/edgeguardd.service",
