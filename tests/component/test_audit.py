@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from edgeguardd.isolate.rules import RULES
+from tests.support.documents.pages import blocks, commands
 from tests.support.running import REPOSITORY
 from tests.support.unittree import GIB, RUN, write
 
 CTL = [sys.executable, "-c", "import sys; from edgeguardd.cli.edgeguardctl import main; sys.exit(main())"]
 PAGE = Path(REPOSITORY, "docs/how-to/audit-units.md").read_text()
-COMMANDS = re.findall(r"^\$ (.+)$", PAGE, re.MULTILINE)
-TOML = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0]
-UNIT = re.findall(r"```ini\n(# llama.*?)```", PAGE, re.DOTALL)[0]
+COMMANDS = [command.text for command in commands("docs/how-to/audit-units.md")]
+TOML = blocks("docs/how-to/audit-units.md", "toml")[0].text
+UNIT = blocks("docs/how-to/audit-units.md", "ini")[0].text
 TIMEOUT_S = 60
 
 

@@ -16,14 +16,15 @@ from edgeguardd.bridges import catalog
 from edgeguardd.cli.bridge import read_settings
 from edgeguardd.core.configparse import read
 from tests.support.children import ending
+from tests.support.documents.pages import blocks, commands
 from tests.support.running import REPOSITORY
 from tests.support.standins.llama import FakeLlama
 from tests.support.standins.vllm import Vllm
 from tests.support.wait import eventually
 
 PAGE = Path(REPOSITORY, "docs/how-to/bridges.md").read_text()
-COMMANDS = re.findall(r"^ +edgeguardctl (bridge .*)$", PAGE, re.MULTILINE)
-TOML = [re.sub(r"^   ", "", block, flags=re.MULTILINE) for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)]
+COMMANDS = [command.text.removeprefix("edgeguardctl ") for command in commands("docs/how-to/bridges.md")]
+TOML = [block.text for block in blocks("docs/how-to/bridges.md", "toml")]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words.split()[:2]) + str(len(words)))

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -23,6 +22,7 @@ from edgeguardd.errors import ProtocolError
 from tests.fuzz.mutate import TOKENS, Mutator
 from tests.support import capi
 from tests.support.children import ending
+from tests.support.documents.pages import commands
 from tests.support.faketree import FakeTree
 from tests.support.running import REPOSITORY, Daemon
 from tests.support.subscribers import short_dir
@@ -347,10 +347,10 @@ def test_its_json_reader_takes_what_the_python_clients_takes(built: dict[str, st
 def test_the_example_works_as_its_page_shows(tmp_path: Path) -> None:
     """The commands of the page on using it, one after another, in a copy of the directory."""
     shutil.copytree(capi.SOURCES, tmp_path / "c")
-    commands = re.findall(r"^ {4}((?:cc|\./example).*)$", HOW_TO.read_text(), re.MULTILINE)
-    assert [line.split()[0] for line in commands] == ["cc", "./example"]
-    subprocess.run(commands[0].split(), cwd=tmp_path / "c", check=True)
-    with running(str(tmp_path / "c/example"), commands[1].split()[1]) as daemon:
+    compiling, starting = (command.text.split() for command in commands("docs/how-to/use-the-c-client.md"))
+    assert (compiling[0], starting[0]) == ("cc", "./example")
+    subprocess.run(compiling, cwd=tmp_path / "c", check=True)
+    with running(str(tmp_path / "c/example"), starting[1]) as daemon:
         hello = daemon.accept()
         assert hello["supports"] == [action for action in Action if action is not Action.RESTORE]
         daemon.say(command(1, release_bytes=MIB))

@@ -5,7 +5,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from edgeguardd.conformance.play import play_all
 from edgeguardd.conformance.script import lines_of
 from tests.support import rawclient
 from tests.support.children import ending
+from tests.support.documents.pages import commands
 from tests.support.running import REPOSITORY
 from tests.support.subscribers import no_leaked_descriptors
 from tests.support.wait import DEADLINE_S, eventually
@@ -227,7 +227,7 @@ def test_an_odd_program_is_told_of_in_a_sentence(argv: list[str], why: str, monk
     assert (result.outcome, why in result.why) == (Outcome.FAILED, True), result
 
 
-@pytest.mark.parametrize("command", re.findall(r"^ {4}(edgeguardctl .*)$", HOW_TO.read_text(), re.MULTILINE))
+@pytest.mark.parametrize("command", [one.text for one in commands("docs/how-to/write-a-client.md")])
 def test_each_command_of_the_page_on_writing_clients_works(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,6 @@ The first one, of FastAPI, is in test_asgi_server.
 """
 
 import json
-import os
-import re
 import shlex
 import sys
 import time
@@ -18,31 +16,19 @@ from edgeguardd.client import AsyncSubscriber
 from edgeguardd.client.asgi import MemoryGuard, Wanted
 from tests.support import asgiserver
 from tests.support.asgi import StreamingApp
+from tests.support.documents.pages import blocks, commands
 from tests.support.faketree import MIB, FakeCgroup
 from tests.support.onnxmodels import squaring
-from tests.support.running import REPOSITORY, Daemon
+from tests.support.running import Daemon
 from tests.support.wait import DEADLINE_S, eventually, soon
 
 CONFIG = '[[target]]\nname = "llm"\npath = "/llm"\n[defaults]\ndwell = 0.1\nrestore_dwell = 0.1\n'
-# Commands that another test runs.
-ELSEWHERE = {"pip install '.[example]'": "tests/support/setup.sh installs the same into .venv, with dev"}
-
-
-def blocks() -> list[str]:
-    """The Python programs of the page."""
-    with open(os.path.join(REPOSITORY, "docs/how-to/subscribe.md")) as file:
-        return re.findall(r"```python\n(.*?)```", file.read(), re.DOTALL)
-
-
-def commands() -> list[str]:
-    """The shell commands of the page."""
-    with open(os.path.join(REPOSITORY, "docs/how-to/subscribe.md")) as file:
-        return [line.strip() for line in file if line.startswith("    ") and re.match(r" {4}(pip|python|curl) ", line)]
+PAGE = "docs/how-to/subscribe.md"
 
 
 def the_one_with(text: str) -> str:
     """The program that holds this; the reader's server lives in its own cgroup, here the target is named."""
-    (found,) = [block for block in blocks() if text in block]
+    (found,) = [block.text for block in blocks(PAGE, "python") if text in block.text]
     return found.replace('Subscriber("my-server")', 'Subscriber("my-server", target="llm")')
 
 
@@ -151,7 +137,7 @@ def test_onnx_runtime(daemon: Daemon, llm: FakeCgroup) -> None:
 def test_the_example_is_started_and_asked_as_printed(place: str) -> None:
     """On a free port here, so that the test disturbs nobody."""
     pytest.importorskip("onnxruntime", reason="onnxruntime has no build for this Python")
-    start, ask = (shlex.split(command) for command in commands() if command not in ELSEWHERE)
+    start, ask = (shlex.split(one.text) for one in commands(PAGE) if "packaging/" in one.text or "curl" in one.text)
     assert start == ["python", "packaging/examples/onnx-server/server.py"]
     curl, option, body, url = ask
     assert (curl, option) == ("curl", "-d")

@@ -18,6 +18,7 @@ from edgeguardd.cli.edgeguardctl import main
 from edgeguardd.errors import EdgeguardError
 from edgeguardd.kernel.kmsg import Kmsg
 from tests.support.children import ending
+from tests.support.documents.pages import commands
 from tests.support.oomlogs import MODERN, MODERN_EVENT
 from tests.support.wait import eventually
 
@@ -140,9 +141,7 @@ def test_following_a_file_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> 
 
 def how_to_commands() -> list[str]:
     """The commands of docs/how-to/read-an-oom-report.md."""
-    page = (REPOSITORY / "docs/how-to/read-an-oom-report.md").read_text()
-    lines = [line.strip() for line in page.splitlines() if line.startswith("    ") and "edgeguardctl oom" in line]
-    return [line.split("#")[0].strip() for line in lines]
+    return [command.text for command in commands("docs/how-to/read-an-oom-report.md")]
 
 
 def test_the_how_to_has_commands() -> None:

@@ -1,7 +1,6 @@
 """oom_score_adj by rule, with real processes and, where this machine allows it, the kernel's own word of new ones."""
 
 import os
-import re
 import select
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 from edgeguardd.errors import KernelError
 from edgeguardd.kernel.procevents import Kind, ProcEvents
 from tests.support import storm as storms
+from tests.support.documents.pages import blocks, commands
 from tests.support.faketree import MIB, FakeTree
 from tests.support.running import REPOSITORY, Daemon
 from tests.support.storm import DIFFERS, FITS, Storm
@@ -175,11 +175,8 @@ def test_delays_of_the_main_process_are_counters(place: str) -> None:
 
 def test_the_page_is_right(place: str, storm: Storm) -> None:
     """Its rules are a configuration, and its commands say what it says."""
-    with open(os.path.join(REPOSITORY, PAGE)) as file:
-        text = file.read()
-    block, delays = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    commands = re.findall(r"^ {4}(edgeguardctl .*?) +#", text, re.MULTILINE)
-    assert commands == ["edgeguardctl check-config", "edgeguardctl status"]
+    block, delays = (block.text for block in blocks(PAGE, "toml"))
+    assert {"edgeguardctl check-config", "edgeguardctl status"} <= {command.text for command in commands(PAGE)}
     storm.survivor(FITS)
     with start(place, f"{block}{RULE}{delays}") as daemon:
         checked = run("check-config", daemon.config_path)

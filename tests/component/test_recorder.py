@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.documents.pages import Command, blocks, commands, text_of
 from tests.support.faketree import MIB, FakeCgroup, FakeTree
 from tests.support.recordings import Taped, incident
 from tests.support.running import REPOSITORY, Daemon, Subscriber
@@ -20,7 +21,7 @@ from tests.support.wait import eventually
 
 TARGET = '[[target]]\nname = "llm"\npath = "/llm"\n[sampling]\nfast = 0.05\nslow = 0.1\n'
 HELLO = {"name": "test", "target": "llm"}
-PAGE = os.path.join(REPOSITORY, "docs/how-to/tune.md")
+PAGE = "docs/how-to/tune.md"
 # Commands for machines that a test does not have.
 ELSEWHERE = ("scp ", "ssh ")
 
@@ -107,18 +108,6 @@ def test_without_a_state_directory_the_daemon_guards_and_says_so(place: str, llm
 # The page
 
 
-def console() -> list[tuple[str, list[str]]]:
-    """The commands of the page with the lines of output shown below each."""
-    found: list[tuple[str, list[str]]] = []
-    for block in re.findall(r"```console\n(.*?)```", Path(PAGE).read_text(), re.DOTALL):
-        for line in block.splitlines():
-            if line.startswith("$ "):
-                found.append((line[2:], []))
-            else:
-                found[-1][1].append(line)
-    return found
-
-
 def masked(line: str) -> str:
     """The line with its figures left out: they change with the policy, what is shown does not."""
     return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)?", "#", line)).strip()
@@ -129,30 +118,29 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Where a reader of the page sits: the recordings beside the configuration that the page shows."""
     directory = tmp_path_factory.mktemp("desk")
     incident(Taped()).write(directory / "recordings")
-    blocks = re.findall(r"```toml\n(.*?)```", Path(PAGE).read_text(), re.DOTALL)
-    assert len(blocks) == 1
-    (directory / "other.toml").write_text(blocks[0])
+    (other,) = blocks(PAGE, "toml")
+    (directory / "other.toml").write_text(other.text)
     return str(directory)
 
 
-@pytest.mark.parametrize(("command", "shown"), console(), ids=[command for command, _ in console()])
-def test_each_command_of_the_page_does_what_it_shows(command: str, shown: list[str], desk: str) -> None:
+@pytest.mark.parametrize("typed", commands(PAGE), ids=lambda typed: typed.text)
+def test_each_command_of_the_page_does_what_it_shows(typed: Command, desk: str) -> None:
     """Run as printed; every line of output that the page shows comes, but for the figures."""
-    if command.startswith(ELSEWHERE):
-        assert shown == []
+    if typed.text.startswith(ELSEWHERE):
+        assert typed.shown == ()
         return
-    program, *argv = shlex.split(command)
+    program, *argv = shlex.split(typed.text)
     assert program == "edgeguardctl"
     answer = ctl(*argv, cwd=desk)
     assert (answer.returncode, answer.stderr) == (0, "")
-    assert {masked(line) for line in shown} <= {masked(line) for line in answer.stdout.splitlines()}
+    assert {masked(line) for line in typed.shown} <= {masked(line) for line in answer.stdout.splitlines()}
     if "--html" in argv:
         assert (Path(desk) / argv[-1]).read_text().startswith("<!DOCTYPE html>")
 
 
 def test_every_key_of_the_page_is_a_key() -> None:
     """What the table tells the reader to try can be written."""
-    table = Path(PAGE).read_text().partition("## 4.")[2].partition("## 5.")[0]
+    table = text_of(PAGE).partition("## 4.")[2].partition("## 5.")[0]
     keys = {word for row in table.splitlines() if row.startswith("| ") for word in re.findall(r"`([a-z_]+)`", row)}
     known = set(
         re.findall(r"^\| `([a-z_]+)` \|", Path(REPOSITORY, "docs/reference/config.md").read_text(), re.MULTILINE)

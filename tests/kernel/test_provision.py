@@ -1,7 +1,6 @@
 """`edgeguardctl provision` on a real kernel's cgroup tree: apply, prove, repeat, refuse, force, roll back, undo."""
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -13,13 +12,12 @@ import pytest
 from tests.support import cgroup as cgroups
 from tests.support.cgroup import Cgroup, remove_tree
 from tests.support.children import ending
+from tests.support.documents import pages
 from tests.support.hog import Hog
-from tests.support.running import REPOSITORY
 from tests.support.wait import eventually
 
 MIB = 1 << 20
 CTL = [sys.executable, "-c", "import sys; from edgeguardd.cli.edgeguardctl import main; sys.exit(main())"]
-PAGE = Path(REPOSITORY, "docs/how-to/isolate-a-server.md")
 CONFIG = """
 [provision]
 backend = "cgroup"
@@ -298,7 +296,7 @@ def test_a_failure_in_the_middle_is_rolled_back(box: Box, run_dir: str) -> None:
 
 def blocks(language: str) -> list[str]:
     """The fenced blocks of the page."""
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return [block.text for block in pages.blocks("docs/how-to/isolate-a-server.md", language)]
 
 
 @pytest.mark.cost(12)

@@ -21,8 +21,8 @@ LIMIT = 300 * MIB
 WEIGHTS = 64 * MIB  # what it holds at rest
 BATCH = 8  # conversations that run at once
 TURN = MIB  # what a turn of a conversation adds to its cache
-TURNS = 24  # after so many it is idle, and stays in the cache for whoever comes back
-TICK_S = 0.1
+TURNS = 40  # after so many it is idle, and stays in the cache for whoever comes back
+TICK_S = 0.2
 ROOT = "/sys/fs/cgroup"
 
 CONFIG = """# practice.toml: edgeguardd for the practice server
@@ -163,9 +163,12 @@ class Server:
         return Released(freed)
 
     def obey(self, command: Command) -> None:
-        """Run as many, and take new ones, as the daemon allows now."""
+        """Run as many, and take new ones, as the daemon allows now; those too many are put aside."""
         if command.parameters.max_batch_ratio is not None:
             self.limit = max(1, int(BATCH * command.parameters.max_batch_ratio))
+        with self._lock:
+            self._idle += self._running[self.limit :]
+            self._running = self._running[: self.limit]
         if command.parameters.accept_requests is not None:
             self.accepting = command.parameters.accept_requests
         say(f"{command.action}: {self.limit} at once, {'taking' if self.accepting else 'refusing'} new ones")
@@ -224,7 +227,7 @@ def serve(server: Server) -> None:
     """One line a second, until interrupted or killed."""
     ticks = 0
     while True:
-        if ticks % 10 == 0:
+        if ticks % 5 == 0:
             say(server.line())
         server.tick()
         time.sleep(TICK_S)

@@ -36,7 +36,7 @@ def brought_here(path):
     found = read(path)
     if found.http.port == 9464:
         found = replace(found, http=replace(found.http, port={port}))
-    if found.socket.path.startswith("/run/"):
+    if found.socket.path == "/run/edgeguardd/edgeguardd.sock":
         found = replace(found, socket=replace(found.socket, path={socket!r}))
     return found
 

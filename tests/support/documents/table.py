@@ -54,6 +54,7 @@ _AUDIT = ByTest("tests/component/test_audit.py::test_each_command_of_the_how_to_
 _BRIDGE = ByTest("tests/component/test_bridge_docs.py::test_each_command_starts_a_bridge")
 _HAPROXY = ByTest("tests/component/test_proxies.py::test_haproxy_cuts_the_batch_at_high")
 _PROVISION = ByTest("tests/kernel/test_provision.py::test_the_page_does_what_it_says")
+_SCRIPT = ByTest("tests/kernel/test_provision.py::test_provision_builds_what_the_script_builds")
 _OOM = ByTest("tests/component/test_oom.py::test_each_command_of_the_how_to_works")
 _ONNX = ByTest("tests/component/test_docs_subscribe.py::test_the_example_is_started_and_asked_as_printed")
 _TUNE = ByTest("tests/component/test_recorder.py::test_each_command_of_the_page_does_what_it_shows")
@@ -168,14 +169,14 @@ PAGES: dict[str, dict[str, Row]] = {
         "echo $$ > /sys/fs/cgroup/inference.slice/llama-server.service/cgroup.procs && exec llama-server …": Untestable(
             "the reader's own server; that moving works is what every test of a real cgroup does"
         ),
-        "cd /sys/fs/cgroup": _PROVISION,
-        'echo "+memory" > cgroup.subtree_control': _PROVISION,
-        "mkdir -p inference.slice/llama-server.service": _PROVISION,
-        'echo "+memory" > inference.slice/cgroup.subtree_control': _PROVISION,
-        "echo 314572800 > inference.slice/memory.max": _PROVISION,
-        "echo 209715200 > inference.slice/llama-server.service/memory.high": _PROVISION,
-        "echo 262144000 > inference.slice/llama-server.service/memory.max": _PROVISION,
-        "echo 1 > inference.slice/llama-server.service/memory.oom.group": _PROVISION,
+        "cd /sys/fs/cgroup": _SCRIPT,
+        'echo "+memory" > cgroup.subtree_control': _SCRIPT,
+        "mkdir -p inference.slice/llama-server.service": _SCRIPT,
+        'echo "+memory" > inference.slice/cgroup.subtree_control': _SCRIPT,
+        "echo 314572800 > inference.slice/memory.max": _SCRIPT,
+        "echo 209715200 > inference.slice/llama-server.service/memory.high": _SCRIPT,
+        "echo 262144000 > inference.slice/llama-server.service/memory.max": _SCRIPT,
+        "echo 1 > inference.slice/llama-server.service/memory.oom.group": _SCRIPT,
     },
     "docs/how-to/jetson-orin.md": {
         "cat /sys/fs/cgroup/system.slice/llama-server.service/memory.current": _BOARD,
