@@ -1,6 +1,6 @@
 # Every verb sets up first what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-llama llama test check kernel fuzz fuzz-files fuzz-parsers system bench deb docs setup clean
+.PHONY: help demo demo-llama llama test check kernel fuzz fuzz-files fuzz-parsers mutate system bench deb docs setup clean
 
 PY := .venv/bin/python
 FAST_TESTS := $(wildcard tests/unit tests/property tests/component tests/cases)
@@ -47,6 +47,10 @@ fuzz-files: setup ## the parsers of kernel logs and of units on made-up input, f
 
 fuzz-parsers: setup ## any bytes at each parser, guided by coverage where atheris is; FUZZ_MINUTES (1) for each of nine
 	@$(PY) -m tests.fuzz --part all --minutes $${FUZZ_MINUTES:-1} $(FUZZ_OPTIONS)
+
+mutate: setup ## faults planted in policy, ledger and wire: at least 90 % have to be seen by the tests (about 20 minutes)
+	@$(PY) -m pip install -qq --editable '.[dev,mutation]' </dev/null
+	@$(PY) -m tests.mutation
 
 docs: setup ## write the generated pages, man pages and shell completion again
 	$(PY) -m edgeguardd.cli.reference docs/reference --example packaging/config/edgeguardd.toml --policy docs/explanation/policy.md \

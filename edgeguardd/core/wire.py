@@ -291,7 +291,7 @@ def _speakable(value: object) -> object:
             return value.encode("utf-8", "replace").decode()
         case dict():
             return {_speakable(key): _speakable(item) for key, item in value.items()}
-        case list():
+        case list() | tuple():
             return [_speakable(item) for item in value]
         case _:
             return value

@@ -115,7 +115,7 @@ def test_every_code_is_in_the_table() -> None:
         (b'{"type":"helo"}', "`$.type`; write one of hello, ack, report, admit, ping, pong"),
         (
             b'{"type":"ack","seq":1,"status":"' + b"x" * 1000 + b'"}',
-            "xxx; write one of accepted, done, failed, unsupported",
+            "xxx…; write one of accepted, done, failed, unsupported",
         ),
     ],
 )
@@ -156,11 +156,42 @@ def test_a_text_that_utf8_cannot_say_is_still_said() -> None:
     assert wire.decode_server(wire.encode(wire.ErrorLine(1, "x", "a\udc80b"))) == wire.ErrorLine(1, "x", "a?b")
 
 
+def test_texts_in_lists_are_said_as_well() -> None:
+    """A request's id that UTF-8 cannot say does not take the others of its list with it."""
+    line = wire.encode(wire.ReportLine(finished=("a\udc80b", "c")))
+    assert wire.decode_client(line) == wire.ReportLine(finished=("a?b", "c"))
+
+
 def test_levels_are_spelled_in_lower_case() -> None:
-    """The words of the protocol and the levels are one to one; others are refused."""
+    """The words of the protocol and the levels are one to one; others are refused, long ones cut."""
     assert [wire.level_of(level.word) for level in Level] == list(Level)
-    with pytest.raises(ProtocolError):
-        wire.level_of("catastrophic")
+    with pytest.raises(ProtocolError) as caught:
+        wire.level_of("catastrophic" * 10)
+    assert caught.value.code == "bad_message"
+    assert str(caught.value) == "cannot read level 'catastrophiccatastrophiccatastro': not a level of v1"
+
+
+@pytest.mark.parametrize(
+    ("code", "closes"), [("bad_json", False), ("line_too_long", True), ("of a later version", False)]
+)
+def test_an_error_says_whether_the_connection_ends(code: str, closes: bool) -> None:
+    """As the table has it; a code that this version does not know ends nothing."""
+    assert wire.closes(code) is closes
+
+
+def test_a_line_of_the_greatest_length_is_read() -> None:
+    """The limit itself is allowed."""
+    line = b'{"type":"ping","id":"1"}'
+    assert wire.decode_client(line.ljust(wire.MAX_LINE_BYTES)) == wire.Ping(id="1")
+
+
+def test_the_faults_of_a_line_are_told() -> None:
+    """Where the JSON ends being JSON; and no list of words where there is none to choose from."""
+    with pytest.raises(ProtocolError, match="as JSON: Input data was truncated"):
+        wire.decode_client(b"{")
+    with pytest.raises(ProtocolError) as caught:
+        wire.decode_client(b'{"type":"ping","v":-1}')
+    assert str(caught.value).endswith("`$.v`")
 
 
 def lines_of(buffer: LineBuffer) -> list[bytes]:
