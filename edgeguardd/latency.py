@@ -16,10 +16,11 @@ from msgspec import Struct
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import Histogram
 
+from edgeguardd.core.commands import FREEING
 from edgeguardd.core.effects import CommandEnded, Deliver
 from edgeguardd.core.events import AckReceived
 from edgeguardd.core.model import AckStatus, Action, Outcome
-from edgeguardd.kernel.wakeups import Begun
+from edgeguardd.kernel.wakeups import Begun, Cause
 
 # The budgets are 1 ms for half of the commands and 5 ms for nearly all, 50 and 100 ms for crowds; half a second is what
 # memory has to show a `done` by, and 10 s is a long deadline.
@@ -74,6 +75,13 @@ class Latency:
             buckets=BUCKETS_S,
             registry=registry,
         )
+        # From zero on, so that the first of each counts in a rate.
+        for cause in Cause:
+            self._to_deliver.labels(cause.value)
+        for action in Action:
+            self._to_ack.labels(action.value, AckStatus.DONE.value)
+        for action in sorted(FREEING):
+            self._to_freed.labels(action.value)
 
     def delivered(self, order: Deliver) -> dict[str, str]:
         """A command was handed to the connection. Returns its exemplar."""

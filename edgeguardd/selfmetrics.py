@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from edgeguardd import __version__
 from edgeguardd.core.engine import Engine
+from edgeguardd.core.wire import ERROR_CODES
 from edgeguardd.gate import Gate
 from edgeguardd.kernel.guarded import TargetStatus
 from edgeguardd.kernel.relief import Relief
@@ -27,6 +28,8 @@ from edgeguardd.serve.pressurewatch import PressureWatchServer, WatchStats
 from edgeguardd.serve.subscribers import SubscriberServer
 from edgeguardd.serve.subscriberstats import SubscriberStats
 from edgeguardd.state import StateDirectory
+
+_NO_ERRORS = dict.fromkeys(ERROR_CODES, 0)
 
 
 class Sources(Struct, kw_only=True):
@@ -133,7 +136,12 @@ class SelfCollector(Collector):
             yield GaugeMetricFamily(f"edgeguardd_{name}", text, value=gauge)
         for name, text, count in self._counters():
             yield CounterMetricFamily(f"edgeguardd_{name}", text, value=count)
-        yield _by("protocol_errors", "Error lines sent.", ("code",), _keyed(self._sources.subscribers.errors))
+        yield _by(
+            "protocol_errors",
+            "Error lines sent.",
+            ("code",),
+            _keyed({**_NO_ERRORS, **self._sources.subscribers.errors}),
+        )
         yield _by("gate_answers", "Answers to proxies.", ("mode", "answer"), self._sources.gate.answers)
         yield _by("http_responses", "Answers over HTTP.", ("status",), _keyed(self._sources.http().statuses))
 

@@ -252,7 +252,9 @@ def test_the_way_of_a_command_is_measured_in_three_parts(watched: Watched) -> No
     watched.end(1, Outcome.DONE, freed_bytes=MIB)
     assert watched.samples("edgeguardd_wakeup_to_deliver_seconds_sum", cause="counter") == [pytest.approx(0.004)]
     assert watched.samples("edgeguardd_deliver_to_ack_seconds_sum", status="accepted") == [pytest.approx(0.2)]
-    assert watched.samples("edgeguardd_deliver_to_ack_seconds_sum", status="done") == [pytest.approx(1.0)]
+    assert watched.samples("edgeguardd_deliver_to_ack_seconds_sum", action="trim_kv_cache", status="done") == [
+        pytest.approx(1.0)
+    ]
     assert watched.samples("edgeguardd_ack_to_freed_seconds_sum", action="trim_kv_cache") == [pytest.approx(0.03)]
 
 
@@ -266,7 +268,7 @@ def test_bytes_that_did_not_leave_took_no_time(watched: Watched, outcome: Outcom
     watched.deliver(1)
     watched.metrics.acked("llm", AckReceived(1, 1, AckStatus.DONE))
     watched.end(1, outcome, freed_bytes)
-    assert watched.samples("edgeguardd_ack_to_freed_seconds_count") == []
+    assert sum(watched.samples("edgeguardd_ack_to_freed_seconds_count")) == 0
 
 
 def test_only_the_first_answer_of_whoever_was_asked_counts(watched: Watched) -> None:
@@ -282,7 +284,7 @@ def test_only_the_first_answer_of_whoever_was_asked_counts(watched: Watched) -> 
     ):
         watched.metrics.acked("llm", ack)
     watched.metrics.acked("other", AckReceived(1, 1, AckStatus.DONE))
-    assert watched.samples("edgeguardd_deliver_to_ack_seconds_count") == [1]
+    assert sum(watched.samples("edgeguardd_deliver_to_ack_seconds_count")) == 1
 
 
 def test_a_command_that_follows_from_an_answer_is_no_reaction_to_the_kernel(watched: Watched) -> None:
@@ -290,7 +292,7 @@ def test_a_command_that_follows_from_an_answer_is_no_reaction_to_the_kernel(watc
     watched.guard()
     watched.deliver(1)
     assert watched.samples("edgeguardd_commands_sent_total") == [1]
-    assert watched.samples("edgeguardd_wakeup_to_deliver_seconds_count") == []
+    assert sum(watched.samples("edgeguardd_wakeup_to_deliver_seconds_count")) == 0
 
 
 @pytest.mark.parametrize(("target", "named"), [("llm", True), ("n" * 200, False)])

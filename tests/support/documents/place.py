@@ -89,10 +89,10 @@ class Place:
         self._cwd = self.home
         self._staying: list[Staying] = []
         for program in PROGRAMS:
-            self._script(program, self._program(program))
-        self._script("sudo", _SUDO)
-        self._script("nc", _NC.format(python=sys.executable))
-        self._script("curl", _CURL.format(python=sys.executable))
+            self.script(program, self._program(program))
+        self.script("sudo", _SUDO)
+        self.script("nc", _NC.format(python=sys.executable))
+        self.script("curl", _CURL.format(python=sys.executable))
 
     def __enter__(self) -> "Place":
         return self
@@ -170,7 +170,8 @@ class Place:
             socket=self.daemon.socket_path,
         )
 
-    def _script(self, name: str, text: str) -> None:
+    def script(self, name: str, text: str) -> None:
+        """A program that PATH finds first."""
         path = f"{self.root}/bin/{name}"
         with open(path, "w") as file:
             file.write(text)

@@ -61,6 +61,7 @@ _TUNE = ByTest("tests/component/test_recorder.py::test_each_command_of_the_page_
 _C_CLIENT = ByTest("tests/component/test_c_client.py::test_the_example_works_as_its_page_shows")
 _CONFORMANCE = ByTest("tests/component/test_conformance.py::test_each_command_of_the_page_on_writing_clients_works")
 _SETUP = ByTest("tests/support/setup.sh")  # the same into .venv, before any test
+_ALERTS = ByTest("tests/component/test_prometheus.py::test_the_commands_of_the_page_set_it_up")
 _ANOTHER_MACHINE = Untestable("needs another machine, reached by ssh")
 _INDEX = Untestable("fetches from the package index, which tests do without")
 
@@ -105,6 +106,16 @@ PAGES: dict[str, dict[str, Row]] = {
         "make setup": _SETUP,
         "make check": ByTest(".ci/run"),
         ".venv/bin/python -m pytest -q tests/unit/core/test_policy.py": ByTest(".ci/run"),
+    },
+    "docs/how-to/alert.md": {
+        "curl -s http://127.0.0.1:9464/metrics | promtool check metrics": _ALERTS,
+        "install -m 644 /usr/share/edgeguardd/prometheus/edgeguardd.rules.yml /etc/prometheus/": _ALERTS,
+        "promtool check rules /etc/prometheus/edgeguardd.rules.yml": _ALERTS,
+        "promtool test rules /usr/share/edgeguardd/prometheus/tests.yml": _ALERTS,
+        "promtool check config /etc/prometheus/prometheus.yml": _ALERTS,
+        "systemctl reload prometheus": _ALERTS,
+        "sed -i 's|runbook_url: |&https://wiki.example/edgeguardd/|' /etc/prometheus/edgeguardd.rules.yml": _ALERTS,
+        "amtool check-config /etc/prometheus/alertmanager.yml": _ALERTS,
     },
     "docs/how-to/audit-units.md": {
         "edgeguardctl audit ./llama.service": _AUDIT,
