@@ -19,7 +19,9 @@ from tests.support.running import REPOSITORY
 SHARED = {
     "share/bash-completion/completions/edgeguardctl": "packaging/completion/edgeguardctl.bash",
     "share/edgeguardd/edgeguardd.toml": "packaging/config/edgeguardd.toml",
+    "share/edgeguardd/grafana/edgeguardd.json": "packaging/grafana/edgeguardd.json",
     "share/edgeguardd/kubernetes/base/daemonset.yaml": "packaging/kubernetes/base/daemonset.yaml",
+    "share/edgeguardd/prometheus/edgeguardd.rules.yml": "packaging/prometheus/edgeguardd.rules.yml",
     "share/edgeguardd/systemd/edgeguardd.service": "systemd/edgeguardd.service",
     "share/edgeguardd/systemd/drop-ins/inference.conf": "systemd/drop-ins/inference.conf",
     "share/edgeguardd/systemd/sysusers.d/edgeguardd.conf": "systemd/sysusers.d/edgeguardd.conf",
