@@ -1,4 +1,4 @@
-"""A server to practise on: conversations whose cache grows, idle ones that stay, and memory for 400 MiB.
+"""A server to practise on: conversations whose cache grows, idle ones that stay, and memory for 200 MiB.
 
 As root on a machine with cgroup v2 it makes a cgroup of its own, limits it and lives in it. Elsewhere it writes into a
 directory of plain files what the kernel would say of such a cgroup, and holds no memory at all: edgeguardd reads the
@@ -17,10 +17,10 @@ import time
 from edgeguardd.client import Command, Released, Subscriber
 
 MIB = 1 << 20
-LIMIT = 400 * MIB
-WEIGHTS = 64 * MIB  # what it holds at rest
+LIMIT = 200 * MIB
+WEIGHTS = 32 * MIB  # what it holds at rest
 BATCH = 8  # conversations that run at once
-TURN = MIB  # what a turn of a conversation adds to its cache
+TURN = MIB // 2  # what a turn of a conversation adds to its cache
 TURNS = 40  # after so many it is idle, and stays in the cache for whoever comes back
 TICK_S = 0.2
 ROOT = "/sys/fs/cgroup"
