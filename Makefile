@@ -1,6 +1,6 @@
 # Every verb sets up first what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-llama llama test check kernel fuzz fuzz-files fuzz-parsers mutate system bench deb docs setup clean
+.PHONY: help demo demo-llama llama test check kernel fuzz fuzz-files fuzz-parsers mutate system bench soak deb docs setup clean
 
 PY := .venv/bin/python
 FAST_TESTS := $(wildcard tests/unit tests/property tests/component tests/cases)
@@ -59,8 +59,11 @@ docs: setup ## write the generated pages, man pages and shell completion again
 system: setup ## the package in a Debian guest with systemd, in QEMU; as root, builds the guest's disk first (some minutes)
 	@$(PY) -m tests.system $(SYSTEM_OPTIONS)
 
-bench: ## measure latency, CPU and memory against the budgets
-	@echo "cannot run benchmarks: not built yet" >&2; exit 2
+bench: setup ## speed, cost and survival, beside a C loop and other guards; writes docs/explanation (under 45 minutes)
+	@$(PY) -m tests.bench $(BENCH_OPTIONS)
+
+soak: setup ## memory and descriptors under an hour of mixed load; SOAK_SECONDS=600 for less
+	@$(PY) -m tests.bench soak
 
 deb: ## the Debian package, with every library inside: .build/deb/edgeguardd_*.deb
 	@packaging/debian/build.sh

@@ -37,6 +37,7 @@ class Daemon:
         self.process: subprocess.Popen[bytes] | None = None
         self.environment: dict[str, str] = {}
         self.within: list[str] = []  # a program that starts the daemon elsewhere, in its own place
+        self.command = [sys.executable, "-m", "edgeguardd", "run"]
         self.killed = False
         self._http_keys = http
         self.write_config(config)
@@ -66,7 +67,7 @@ class Daemon:
         seen = len(self.facts("started"))
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                [*self.within, sys.executable, "-m", "edgeguardd", "run", "--config", self.config_path],
+                [*self.within, *self.command, "--config", self.config_path],
                 cwd=REPOSITORY,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -1,0 +1,1 @@
+"""`make bench`: what edgeguardd takes and how fast it is, beside others; docs/explanation/performance.md."""

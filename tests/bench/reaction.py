@@ -1,0 +1,178 @@
+"""Reaction: the kernel counts, and a subscriber can read a command. The C loop and edgeguardd, a crossing each in turn.
+
+Must not: know in which kernel it runs. Upstream: __main__, which runs it here or in a guest. Downstream: crossings.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tests.bench import grounds
+from tests.bench.crossings import POLICY, Crossing, ToldByDaemon, ToldByLoop
+from tests.bench.figures import SERIES_HEAD, in_series, median, ms, percentile
+from tests.bench.grounds import Ground
+from tests.bench.probes import Found, Tell, kernel
+from tests.bench.report import Table
+from tests.bench.staged import STAGES
+from tests.support.faketree import FakeTree
+from tests.support.running import REPOSITORY, Daemon
+
+SOURCE = os.path.join(REPOSITORY, "tests/bench/epoll_loop.c")
+LOOP = os.path.join(REPOSITORY, ".build/bench/epoll_loop")
+WARM_UP = 5
+# What lies between two stamps, in the order in which it happens.
+BETWEEN = (
+    ("the kernel counts and wakes the daemon", "before", "woken"),
+    ("the loop finds the target", "woken", "reading"),
+    ("files read and understood", "reading", "read"),
+    ("judged, command chosen", "read", "judged"),
+    ("level told, metrics, recorder", "judged", "delivering"),
+    ("command written to the socket", "delivering", "delivered"),
+    ("the subscriber wakes up", "delivered", "readable"),
+)
+
+
+class Ring(NamedTuple):
+    """Where crossings are made: two grounds, and a place for sockets. cgroup_root None: the kernel's own."""
+
+    pair: Sequence[Ground]
+    directory: str
+    cgroup_root: str | None
+
+
+class Series(NamedTuple):
+    """Seconds of each crossing."""
+
+    loop_s: list[float]
+    daemon_s: list[float]
+    stages_s: dict[str, list[float]]
+    early: int
+
+
+def built_loop() -> str:
+    """The C program's path, compiled when it is new."""
+    if not os.path.exists(LOOP) or os.path.getmtime(LOOP) < os.path.getmtime(SOURCE):
+        os.makedirs(os.path.dirname(LOOP), exist_ok=True)
+        subprocess.run(["cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", SOURCE, "-o", LOOP], check=True)
+    return LOOP
+
+
+@contextlib.contextmanager
+def ring(memory: bool) -> Iterator[Ring]:
+    """memory: real memory.high. Else huge pages, and mounts of this process's own."""
+    directory = tempfile.mkdtemp(prefix="eg", dir="/run" if memory else "/dev/shm")
+    try:
+        if memory:
+            with grounds.memory_grounds(2) as pair:
+                yield Ring(pair, directory, None)
+            return
+        root = grounds.huge_root()
+        assert root is not None
+        grounds.own_mounts()
+        os.mkdir(f"{directory}/tree")
+        tree = FakeTree(f"{directory}/tree")
+        with grounds.huge_grounds(root, tree, 2) as stand_ins:
+            yield Ring(stand_ins, directory, tree.path)
+    finally:
+        shutil.rmtree(directory)
+
+
+def measure(here: Ring, count: int, tell: Tell) -> Series:
+    """`count` crossings each, in turn; then as many with stamps at the stages."""
+    first, second = here.pair
+    loop = ToldByLoop(LOOP, here.directory, first)
+    try:
+        with daemon(here, second) as running:
+            told = ToldByDaemon(running.socket_path, "llm", second)
+            loop_s, daemon_s = [], []
+            for number in range(WARM_UP + count):
+                loop_s.append(loop.cross().took_s)
+                daemon_s.append(told.cross().took_s)
+                if number % 50 == 0:
+                    tell(f"  crossing {number}: C loop {ms(loop_s[-1])}, edgeguardd {ms(daemon_s[-1])}")
+            told.close()
+    finally:
+        loop.close()
+    tell("  once more, with stamps at the stages")
+    return Series(loop_s[WARM_UP:], daemon_s[WARM_UP:], staged(here, second, count), told.early)
+
+
+@contextlib.contextmanager
+def daemon(here: Ring, ground: Ground, command: Sequence[str] = ()) -> Iterator[Daemon]:
+    """edgeguardd with its defaults but for POLICY, guarding the ground as llm."""
+    config = f'{POLICY}[[target]]\nname = "llm"\npath = "{ground.below_root}"\n'
+    running = Daemon(here.directory, config, cgroup_root=here.cgroup_root, start=False)
+    running.command = [*command] or running.command
+    running.start()
+    running.killed = True  # its crossings are many and all alike: they are not worth replaying
+    with running:
+        yield running
+
+
+def staged(here: Ring, ground: Ground, count: int) -> dict[str, list[float]]:
+    """Seconds between the stamps, by the words of BETWEEN."""
+    path = f"{here.directory}/stamps"
+    with daemon(here, ground, [sys.executable, "-m", "tests.bench.staged", path, "run"]) as running:
+        told = ToldByDaemon(running.socket_path, "llm", ground)
+        crossings = [told.cross() for _ in range(WARM_UP + count)][WARM_UP:]
+        told.close()
+    with open(path) as file:
+        rows = [json.loads(line) for line in file]
+    found: dict[str, list[float]] = {words: [] for words, _, _ in BETWEEN}
+    for crossing in crossings:
+        row = _row_of(crossing, rows)
+        if row is not None:
+            for words, begins, ends in BETWEEN:
+                found[words].append((row[ends] - row[begins]) / 1e9)
+    return found
+
+
+def _row_of(crossing: Crossing, rows: list[dict[str, int]]) -> dict[str, int] | None:
+    """The stamps between a crossing's own."""
+    before, readable = crossing.stamps.before_ns, crossing.readable_ns
+    for row in rows:
+        if before <= row["woken"] and row[STAGES[-2]] <= readable:
+            return {**row, "before": before, "readable": readable}
+    return None
+
+
+def tables(where: str, series: Series) -> list[Table]:
+    """Both tables of one kernel."""
+    ratio = median(series.daemon_s) / median(series.loop_s)
+    ratio_p99 = percentile(series.daemon_s, 0.99) / percentile(series.loop_s, 0.99)
+    rows = [
+        ["C epoll loop", *in_series(series.loop_s), "1", "1"],
+        ["edgeguardd", *in_series(series.daemon_s), f"{ratio:.1f}", f"{ratio_p99:.1f}"],
+    ]
+    head = ["who", *SERIES_HEAD, "median against C", "p99 against C"]
+    early = f"{series.early} crossings were left out, as a timer found them before the kernel counted."
+    stages = [[words, ms(median(each)), ms(percentile(each, 0.99))] for words, each in series.stages_s.items()]
+    return [
+        Table(f"Reaction, {where}", head, rows, [early]),
+        Table(f"Where edgeguardd's time goes, {where}", ["stage", "median", "p99"], stages),
+    ]
+
+
+def measured(series: Series) -> dict[str, float]:
+    """By the names of budgets."""
+    return {
+        "reaction_p50": median(series.daemon_s) * 1e3,
+        "reaction_p99": percentile(series.daemon_s, 0.99) * 1e3,
+        "reaction_ratio": median(series.daemon_s) / median(series.loop_s),
+    }
+
+
+def run(options: list[str], tell: Tell) -> Found:
+    """`memory` or `huge`, and how many crossings."""
+    kind, count = options
+    where = f"memory.high on {kernel()}" if kind == "memory" else f"a hugetlb counter on {kernel()}"
+    tell(f"reaction: {count} crossings each, {where}")
+    with ring(kind == "memory") as here:
+        series = measure(here, int(count), tell)
+    return Found(tables(where, series), measured(series))
