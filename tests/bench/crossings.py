@@ -87,14 +87,23 @@ class ToldByDaemon:
     def cross(self) -> Crossing:
         """A command that came before the count, from a timer that found needed bytes at the limit, does not count."""
         while True:
-            self._ground.start()
-            first = self._listener.next("command")
-            stamps = self._ground.stamps()
-            self._ground.rest()
-            self._obey(first.said)
-            if first.at_ns > stamps.before_ns:
-                return Crossing(stamps, first.at_ns)
+            self.start()
+            crossing = self.finish()
+            if crossing.readable_ns > crossing.stamps.before_ns:
+                return crossing
             self.early += 1
+
+    def start(self) -> None:
+        """The first half, for whoever looks on meanwhile."""
+        self._ground.start()
+
+    def finish(self) -> Crossing:
+        """The second: told, at rest, obeyed, and normal again."""
+        first = self._listener.next("command")
+        stamps = self._ground.stamps()
+        self._ground.rest()
+        self._obey(first.said)
+        return Crossing(stamps, first.at_ns)
 
     def _obey(self, command: dict[str, object]) -> None:
         """Everything is done, as memory shows; until the level is normal and nothing is in force."""

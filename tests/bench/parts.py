@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tests.bench import grounds, reaction, soak
-from tests.bench.probes import GUEST, HERE, Found, Tell, kernel_of_memory, probe
+from tests.bench.probes import GUEST, HERE, Found, ProbeError, Tell, kernel_of_memory, probe
 from tests.bench.report import Section
 
 PERFORMANCE, RELIABILITY = "docs/explanation/performance.md", "docs/explanation/reliability.md"
@@ -18,12 +18,13 @@ SOAK_TEMPO = 10.0
 class Size(NamedTuple):
     """How much of everything: enough for the figures, or so little that only the code is tried."""
 
+    word: str
     crossings: int
     soak_s: float
 
 
-FULL = Size(crossings=300, soak_s=3600.0)
-QUICK = Size(crossings=3, soak_s=3.0)
+FULL = Size("full", crossings=300, soak_s=3600.0)
+QUICK = Size("quick", crossings=3, soak_s=3.0)
 
 
 class Part(NamedTuple):
@@ -38,10 +39,32 @@ def _reaction(size: Size, tell: Tell) -> Section:
     reaction.built_loop()
     where = kernel_of_memory()
     found = [probe("reaction", where, "memory", str(size.crossings))]
-    if where == GUEST and os.geteuid() == 0 and grounds.huge_root() is not None:
+    if where == GUEST and has_huge():
         # The figures of a real processor, by a counter of another controller.
         found.insert(0, probe("reaction", HERE, "huge", str(size.crossings)))
     return _section("reaction", "Reaction", found)
+
+
+def _cost(size: Size, tell: Tell) -> Section:
+    return _section("cost", "Cost", [probe("cost", HERE, size.word)])
+
+
+def _subscribers(size: Size, tell: Tell) -> Section:
+    if has_huge():
+        return _section("subscribers", "Many subscribers", [probe("crowd", HERE, "huge", size.word)])
+    found = probe("crowd", kernel_of_memory(), "memory", size.word)
+    return _section("subscribers", "Many subscribers", [found])
+
+
+def _storm(size: Size, tell: Tell) -> Section:
+    if not has_huge():
+        raise ProbeError("it needs root, cgroup v2 with the hugetlb controller, and a kernel from 5.6 on")
+    return _section("storm", "A storm", [probe("storm", HERE, size.word)])
+
+
+def has_huge() -> bool:
+    """Whether counters of huge pages can be had here."""
+    return os.geteuid() == 0 and grounds.huge_root() is not None
 
 
 def _soak(size: Size, tell: Tell) -> Section:
@@ -60,5 +83,8 @@ def _section(part: str, title: str, found: list[Found]) -> Section:
 
 PARTS = {
     "reaction": Part(PERFORMANCE, True, _reaction),
+    "cost": Part(PERFORMANCE, True, _cost),
+    "subscribers": Part(PERFORMANCE, True, _subscribers),
+    "storm": Part(PERFORMANCE, True, _storm),
     "soak": Part(PERFORMANCE, False, _soak),
 }

@@ -104,9 +104,9 @@ def measure(here: Ring, count: int, tell: Tell) -> Series:
 
 
 @contextlib.contextmanager
-def daemon(here: Ring, ground: Ground, command: Sequence[str] = ()) -> Iterator[Daemon]:
+def daemon(here: Ring, ground: Ground, command: Sequence[str] = (), more: str = "") -> Iterator[Daemon]:
     """edgeguardd with its defaults but for POLICY, guarding the ground as llm."""
-    config = f'{POLICY}[[target]]\nname = "llm"\npath = "{ground.below_root}"\n'
+    config = f'{POLICY}{more}[[target]]\nname = "llm"\npath = "{ground.below_root}"\n'
     running = Daemon(here.directory, config, cgroup_root=here.cgroup_root, start=False)
     running.command = [*command] or running.command
     running.start()

@@ -24,7 +24,7 @@ EVERY_S = 10.0
 SETTLED_AFTER = 0.25
 ROWS = 8
 # Longer than the slowest look at a target: twice the same number, and nothing is on its way any more.
-RESTS_AFTER_S = 3.0
+RESTS_AFTER_S = 2.0
 
 
 class Look(NamedTuple):
@@ -59,24 +59,26 @@ async def soak(seconds: float, tempo: float, seed: int, tell: Callable[[str], No
         with Daemon(directory, configuration(), cgroup_root=tree.path) as daemon:
             daemon.killed = True  # what it recorded of an hour is more than is worth replaying
             soaker = Soaker(tree, daemon, seed)
-            before = await _at_rest(daemon)
+            before = await _at_rest(daemon, 0)
             looks: list[Look] = []
             looking = asyncio.create_task(_look(daemon, looks, min(EVERY_S, seconds / 20), tell))
             await soaker.run(seconds, tempo)
             looking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await looking
-            opened = await _at_rest(daemon) - before
+            opened = await _at_rest(daemon, before) - before
             defects = int(daemon.metric("edgeguardd_defects_total") or 0)
             return Soaked(looks, soaker.acts, soaker.commands, defects, opened)
 
 
-async def _at_rest(daemon: Daemon) -> int:
-    """How many descriptors it has when it has closed and opened all that it is going to."""
-    last = -1
-    while (now := descriptors(daemon.pid)) != last:
-        last = now
+async def _at_rest(daemon: Daemon, wanted: int) -> int:
+    """How many descriptors it has when as few are left as wanted, or no more are closed."""
+    last = now = descriptors(daemon.pid)
+    while now > wanted:
         await asyncio.sleep(RESTS_AFTER_S)
+        last, now = now, descriptors(daemon.pid)
+        if now == last:
+            break
     return now
 
 
