@@ -18,13 +18,16 @@ from tests.bench.report import Section, Table
 from tests.bench.soaker import Soaker, configuration
 from tests.support.faketree import FakeTree
 from tests.support.running import Daemon
+from tests.support.wait import soon
 
 EVERY_S = 10.0
 # The first quarter fills what is bounded: series of departed targets, the recorder's buffers, the allocator's pools.
 SETTLED_AFTER = 0.25
 ROWS = 8
-# Longer than the slowest look at a target: twice the same number, and nothing is on its way any more.
-RESTS_AFTER_S = 2.0
+# Longer than the slowest look at a target.
+LOOKS_WITHIN_S = 2.0
+# Longer than three heartbeats: that an observer has hung up is seen by then.
+CLOSED_WITHIN_S = 40.0
 
 
 class Look(NamedTuple):
@@ -59,7 +62,7 @@ async def soak(seconds: float, tempo: float, seed: int, tell: Callable[[str], No
         with Daemon(directory, configuration(), cgroup_root=tree.path) as daemon:
             daemon.killed = True  # what it recorded of an hour is more than is worth replaying
             soaker = Soaker(tree, daemon, seed)
-            before = await _at_rest(daemon, 0)
+            before = await _stable(daemon)
             looks: list[Look] = []
             looking = asyncio.create_task(_look(daemon, looks, min(EVERY_S, seconds / 20), tell))
             await soaker.run(seconds, tempo)
@@ -71,15 +74,20 @@ async def soak(seconds: float, tempo: float, seed: int, tell: Callable[[str], No
             return Soaked(looks, soaker.acts, soaker.commands, defects, opened)
 
 
-async def _at_rest(daemon: Daemon, wanted: int) -> int:
-    """How many descriptors it has when as few are left as wanted, or no more are closed."""
-    last = now = descriptors(daemon.pid)
-    while now > wanted:
-        await asyncio.sleep(RESTS_AFTER_S)
-        last, now = now, descriptors(daemon.pid)
-        if now == last:
-            break
+async def _stable(daemon: Daemon) -> int:
+    """How many descriptors it has when it opens no more."""
+    last = -1
+    while (now := descriptors(daemon.pid)) != last:
+        last = now
+        await asyncio.sleep(LOOKS_WITHIN_S)
     return now
+
+
+async def _at_rest(daemon: Daemon, wanted: int) -> int:
+    """How many descriptors are left, when it has had time to close all but those wanted."""
+    with contextlib.suppress(AssertionError):
+        await soon(lambda: descriptors(daemon.pid) <= wanted, CLOSED_WITHIN_S)
+    return descriptors(daemon.pid)
 
 
 async def _look(daemon: Daemon, looks: list[Look], every_s: float, tell: Callable[[str], None]) -> None:

@@ -45,7 +45,8 @@ class Peer:
             self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def close(self) -> None:
-        """Hang up."""
+        """Hang up. An observer that only stops speaking goes on looking, so the daemon is given something to answer."""
+        self.say(type="ping", id="bye")
         self._reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._reading
