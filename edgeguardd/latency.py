@@ -26,6 +26,21 @@ from edgeguardd.kernel.wakeups import Begun, Cause
 # memory has to show a `done` by, and 10 s is a long deadline.
 BUCKETS_S = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
+# name, what it is, labels
+PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    (
+        "wakeup_to_deliver",
+        "From the daemon's wake-up by the kernel, or by its own timer, to the command handed over: not from an answer.",
+        ("cause",),
+    ),
+    ("deliver_to_ack", "From a command handed to the subscriber's connection to its ack.", ("action", "status")),
+    (
+        "ack_to_freed",
+        "From the ack that says done to the needed bytes having fallen by what counts as help.",
+        ("action",),
+    ),
+)
+
 # OpenMetrics 1.0: the names and values of an exemplar's labels together.
 MAX_EXEMPLAR_CHARS = 128
 
@@ -53,28 +68,11 @@ class Latency:
         self._clock = clock
         self._epoch = epoch
         self._sent: dict[tuple[str, int], _Sent] = {}
-        self._to_deliver = Histogram(
-            "edgeguardd_wakeup_to_deliver_seconds",
-            "From the daemon's wake-up by the kernel, or by its own timer, to the command handed to the subscriber's "
-            "connection. Commands that follow from an answer are not in it.",
-            ["cause"],
-            buckets=BUCKETS_S,
-            registry=registry,
-        )
-        self._to_ack = Histogram(
-            "edgeguardd_deliver_to_ack_seconds",
-            "From a command handed to the subscriber's connection to its ack.",
-            ["action", "status"],
-            buckets=BUCKETS_S,
-            registry=registry,
-        )
-        self._to_freed = Histogram(
-            "edgeguardd_ack_to_freed_seconds",
-            "From the ack that says done to the needed bytes having fallen by what counts as help.",
-            ["action"],
-            buckets=BUCKETS_S,
-            registry=registry,
-        )
+        made = [
+            Histogram(f"edgeguardd_{name}_seconds", text, labels, buckets=BUCKETS_S, registry=registry)
+            for name, text, labels in PARTS
+        ]
+        self._to_deliver, self._to_ack, self._to_freed = made
         # From zero on, so that the first of each counts in a rate.
         for cause in Cause:
             self._to_deliver.labels(cause.value)

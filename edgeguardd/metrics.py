@@ -31,6 +31,26 @@ from edgeguardd.selfmetrics import MachineCollector, SelfCollector, Sources
 from edgeguardd.series import TargetCounters
 from edgeguardd.targetmetrics import TargetCollector
 
+# name, what it is, labels beside `target`
+TARGET_COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    (
+        "memory_events",
+        "memory.events counts seen, by target and key; monotonic across re-creation of the cgroup.",
+        ("event",),
+    ),
+    (
+        "kills_near_removal",
+        "Kills counted by the parent while the target's cgroup was removed: the target's or a neighbour's.",
+        (),
+    ),
+    ("target_appearances", "Times that the target's cgroup came to be there, the first look included.", ()),
+    ("commands_sent", "Commands handed to a connection.", ("action",)),
+    ("commands", "Commands ended, by outcome.", ("action", "outcome")),
+    ("freed_bytes", "Bytes given back by commands: claimed in acks, and measured in needed bytes.", ("source",)),
+    ("reliefs", "What became of lifting memory.high and of putting it back.", ("outcome",)),
+    ("last_resorts", "Last resorts ended.", ("action", "outcome")),
+)
+
 # What alerts ask for, and therefore begins at zero with the target, or with a server that may be asked.
 COUNTED_FROM_ZERO = ("high", "max", "oom", "oom_kill")
 OUTCOMES_FROM_ZERO = (Outcome.EXPIRED, Outcome.FAILED, Outcome.INEFFECTIVE)
@@ -44,30 +64,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.on_forget: Callable[[str], None] = lambda _: None
         ProcessCollector(registry=self.registry)
-        self._targets = series = TargetCounters(self.registry, self._forgotten)
-        self._events = series.family(
-            "edgeguardd_memory_events",
-            "memory.events counts seen, by target and key; monotonic across re-creation of the cgroup.",
-            "event",
-        )
-        self._kills_near = series.family(
-            "edgeguardd_kills_near_removal",
-            "Kills counted by the parent while the target's cgroup was removed: the target's or a neighbour's.",
-        )
-        self._appeared = series.family(
-            "edgeguardd_target_appearances", "Times that the target's cgroup came to be there, the first look included."
-        )
-        self._sent = series.family("edgeguardd_commands_sent", "Commands handed to a connection.", "action")
-        self._commands = series.family("edgeguardd_commands", "Commands ended, by outcome.", "action", "outcome")
-        self._freed = series.family(
-            "edgeguardd_freed_bytes",
-            "Bytes given back by commands: claimed in acks, and measured in needed bytes.",
-            "source",
-        )
-        self._reliefs = series.family(
-            "edgeguardd_reliefs", "What became of lifting memory.high and of putting it back.", "outcome"
-        )
-        self._resorts = series.family("edgeguardd_last_resorts", "Last resorts ended.", "action", "outcome")
+        self._targets = TargetCounters(self.registry, TARGET_COUNTERS, self._forgotten)
         self._latency = Latency(self.registry, sources.begun, sources.clock, sources.epoch)
         self.defects = Counter(
             "edgeguardd_defects", "Faults in the daemon itself that it survived.", registry=self.registry
@@ -95,19 +92,19 @@ class Metrics:
             case TargetAdded():
                 self._added(event)
             case CgroupAppeared():
-                self._targets.count(self._appeared, event.target)
+                self._targets.count("target_appearances", event.target)
             case KillsNearRemoval():
-                self._targets.count(self._kills_near, event.target, by=event.kills)
+                self._targets.count("kills_near_removal", event.target, by=event.kills)
             case SubscriberJoined():
                 self._joined(event)
             case LimitRaised():
-                self._targets.count(self._reliefs, event.target, "raised")
+                self._targets.count("reliefs", event.target, "raised")
             case LimitPutBack():
-                self._targets.count(self._reliefs, event.target, event.outcome)
+                self._targets.count("reliefs", event.target, event.outcome)
             case ReliefFailed():
-                self._targets.count(self._reliefs, event.target, "refused")
+                self._targets.count("reliefs", event.target, "refused")
             case LastResortEnded():
-                self._targets.count(self._resorts, event.target, event.action.value, event.outcome)
+                self._targets.count("last_resorts", event.target, event.action.value, event.outcome)
             case _:
                 pass
 
@@ -122,18 +119,18 @@ class Metrics:
         for key in Counters.__struct_fields__:
             delta = getattr(moved.delta, key)
             if delta:
-                self._targets.count(self._events, moved.target, key, by=delta)
+                self._targets.count("memory_events", moved.target, key, by=delta)
 
     def _added(self, event: TargetAdded) -> None:
         target = event.target
         self._targets.arrived(target)
         for key in COUNTED_FROM_ZERO:
-            self._targets.begin(self._events, target, key)
-        self._targets.begin(self._kills_near, target)
-        self._targets.begin(self._appeared, target)
+            self._targets.begin("memory_events", target, key)
+        self._targets.begin("kills_near_removal", target)
+        self._targets.begin("target_appearances", target)
         for step in (step for level in Level for step in event.policy.last_resort.steps(level)):
             for outcome in ("done", "failed"):
-                self._targets.begin(self._resorts, target, step.action.value, outcome)
+                self._targets.begin("last_resorts", target, step.action.value, outcome)
 
     def _joined(self, event: SubscriberJoined) -> None:
         if event.role is not Role.INFERENCE or event.target is None:
@@ -141,7 +138,7 @@ class Metrics:
         for action in (*sorted(event.supports), Action.RESTORE):
             for outcome in OUTCOMES_FROM_ZERO:
                 if outcome is not Outcome.INEFFECTIVE or action is Action.TRIM_KV_CACHE:
-                    self._targets.begin(self._commands, event.target, action.value, outcome.value)
+                    self._targets.begin("commands", event.target, action.value, outcome.value)
 
     # Orders, as they are carried out
 
@@ -149,16 +146,16 @@ class Metrics:
         """A command was handed to its connection."""
         command = order.command
         exemplar = self._latency.delivered(order)
-        self._targets.count(self._sent, command.target, command.action.value, exemplar=exemplar)
+        self._targets.count("commands_sent", command.target, command.action.value, exemplar=exemplar)
 
     def ended(self, end: CommandEnded) -> None:
         """Count a command's outcome, its time and its bytes."""
         exemplar = self._latency.ended(end)
-        self._targets.count(self._commands, end.target, end.action.value, end.outcome.value, exemplar=exemplar)
+        self._targets.count("commands", end.target, end.action.value, end.outcome.value, exemplar=exemplar)
         if end.claimed_bytes:
-            self._targets.count(self._freed, end.target, "claimed", by=end.claimed_bytes)
+            self._targets.count("freed_bytes", end.target, "claimed", by=end.claimed_bytes)
         if end.freed_bytes is not None and end.freed_bytes > 0:
-            self._targets.count(self._freed, end.target, "measured", by=end.freed_bytes, exemplar=exemplar)
+            self._targets.count("freed_bytes", end.target, "measured", by=end.freed_bytes, exemplar=exemplar)
 
     def departed(self, target: str, now: float) -> None:
         """A target is guarded no longer."""

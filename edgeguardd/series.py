@@ -6,7 +6,7 @@ what an alert asks for begins at zero. Names of targets come and go with cgroups
 which nobody counted in end with the target, and the others are few and stay for a few scrapes only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import Counter
@@ -19,38 +19,43 @@ Labels = tuple[str, ...]
 
 
 class TargetCounters:
-    """Families whose first label is `target`. `on_forget` hears which target's series are gone."""
+    """Families whose first label is `target`. on_forget hears which target's series are gone."""
 
-    def __init__(self, registry: CollectorRegistry, on_forget: Callable[[str], None]) -> None:
-        self._registry = registry
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        families: Iterable[tuple[str, str, Labels]],
+        on_forget: Callable[[str], None],
+    ) -> None:
+        """`families`: name without prefix, what it is, and the labels beside `target`."""
+        self._families = {
+            name: Counter(f"edgeguardd_{name}", text, ["target", *labels], registry=registry)
+            for name, text, labels in families
+        }
         self._on_forget = on_forget
         # target -> its series, and whether anything was counted in it
-        self._series: dict[str, dict[tuple[Counter, Labels], bool]] = {}
+        self._series: dict[str, dict[tuple[str, Labels], bool]] = {}
         self._guarded: set[str] = set()
         self._departed: dict[str, float] = {}
 
-    def family(self, name: str, text: str, *labels: str) -> Counter:
-        """A family with these labels beside `target`."""
-        return Counter(name, text, ["target", *labels], registry=self._registry)
-
-    def begin(self, family: Counter, target: str, *labels: str) -> None:
+    def begin(self, family: str, target: str, *labels: str) -> None:
         """Have the series, at zero if it is new."""
         self._series.setdefault(target, {}).setdefault((family, labels), False)
-        family.labels(target, *labels)
+        self._families[family].labels(target, *labels)
 
     def count(
-        self, family: Counter, target: str, *labels: str, by: float = 1, exemplar: dict[str, str] | None = None
+        self, family: str, target: str, *labels: str, by: float = 1, exemplar: dict[str, str] | None = None
     ) -> None:
         """Add to the series."""
         self._series.setdefault(target, {})[family, labels] = True
-        family.labels(target, *labels).inc(by, exemplar)
+        self._families[family].labels(target, *labels).inc(by, exemplar)
 
     def departed(self, target: str, now: float) -> None:
         """A target is guarded no longer: what it has counted stays readable for a while."""
         self._guarded.discard(target)
         series = self._series.get(target, {})
         for family, labels in [one for one, counted in series.items() if not counted]:
-            family.remove(target, *labels)
+            self._families[family].remove(target, *labels)
             del series[family, labels]
         self._departed.pop(target, None)
         self._departed[target] = now + DEPARTED_VISIBLE_S
@@ -74,5 +79,5 @@ class TargetCounters:
     def _forget(self, target: str) -> None:
         del self._departed[target]
         for family, labels in self._series.pop(target, {}):
-            family.remove(target, *labels)
+            self._families[family].remove(target, *labels)
         self._on_forget(target)

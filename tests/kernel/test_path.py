@@ -156,6 +156,7 @@ def test_memory_high_is_told_within_100_ms(cgroup: Cgroup, hog: Hog, daemon: Dae
         hog.shrink(60 * MIB)
         back_to_normal(daemon, subscriber)
     report("memory.high", delays)
+    assert daemon.metric("edgeguardd_wakeup_to_deliver_seconds_count", cause="counter")
     assert statistics.median(delays) <= WITHIN_S
 
 

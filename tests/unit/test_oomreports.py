@@ -111,6 +111,9 @@ def test_a_counted_kill_without_a_report_is_told(
         loop.call_soon(loop.stop)
         loop.run_forever()
         assert oom.stats().unexplained == {"llm": 3}
+        oom.forget("llm")
+        oom.forget("never counted")
+        assert oom.stats().unexplained == {}
         oom.close()
         device.close()
 

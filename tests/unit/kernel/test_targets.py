@@ -25,6 +25,7 @@ from edgeguardd.errors import TargetError
 from edgeguardd.kernel import treewatch
 from edgeguardd.kernel.cgroupfs import find_root
 from edgeguardd.kernel.targets import Targets
+from edgeguardd.kernel.wakeups import Begun, Cause
 from tests.support.faketree import MIB, FakeCgroup, FakeTree
 from tests.support.scene import NEVER_S, OFTEN_S, Scene, about, job, play
 from tests.support.wait import soon
@@ -64,6 +65,36 @@ def test_a_count_comes_after_the_sample_of_the_same_reading(tmp_path: Path) -> N
         assert s.usage("job").needed_bytes == 9 * MIB
         s.targets.sample_now("job")
         assert s.kinds()[2:] == ["SampleTaken"]
+
+    play(tmp_path, scene)
+
+
+def test_what_a_reading_began_with_is_known_while_it_is_told(tmp_path: Path) -> None:
+    """The timer, and since when; for one that was asked for, nothing. Whoever is told may fail: then it is over too."""
+
+    async def scene(s: Scene) -> None:
+        begun: list[Begun | None] = []
+        loop = asyncio.get_running_loop()
+
+        def told(event: Event) -> None:
+            if isinstance(event, SampleTaken):
+                begun.append(s.targets.begun)
+                assert s.targets.begun is None, "the timer's"
+
+        s.tree.cgroup("/job")
+        before = loop.time()
+        s.while_told = told
+        s.apply(job(), slow_s=OFTEN_S)
+        assert begun == [None]
+        await soon(lambda: len(begun) > 1)
+        timed = begun[1]
+        assert timed is not None
+        assert timed.cause is Cause.TIMER
+        assert before <= timed.at <= loop.time()
+        assert s.targets.begun is None
+        assert "the timer's" in s.defects[0]
+        s.defects.clear()
+        s.while_told = None
 
     play(tmp_path, scene)
 
