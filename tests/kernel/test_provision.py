@@ -333,3 +333,17 @@ def test_provision_builds_what_the_script_builds(box: Box) -> None:
     done = box.run()
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert box.files() == by_script
+
+
+@pytest.mark.cost(4)
+def test_a_start_script_puts_the_server_into_its_own_cgroup(box: Box) -> None:
+    """The page's line, with another program in the server's place: limits hold for it from its first page on."""
+    box.write('[provision]\nbackend = "cgroup"\nreserve = 0\nstate_directory = "{state}"\n' + blocks("toml")[1])
+    assert box.run().returncode == 0
+    (line,) = (one.text for one in pages.commands("docs/how-to/isolate-a-server.md") if "exec llama-server" in one.text)
+    line = line.replace("/sys/fs/cgroup", box.inside.path).replace("llama-server …", "sleep 600")
+    with ending(subprocess.Popen(["/bin/sh", "-c", line], stdin=subprocess.DEVNULL)) as server:
+        eventually(lambda: Path(f"/proc/{server.pid}/comm").read_text() == "sleep\n", what="the server runs")
+        held = box.read("inference.slice/llama-server.service/cgroup.procs").split()
+        assert held == [str(server.pid)]
+    assert box.run("--undo").returncode == 0

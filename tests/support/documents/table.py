@@ -177,8 +177,8 @@ PAGES: dict[str, dict[str, Row]] = {
         "edgeguardctl provision --dry-run": _PROVISION,
         "edgeguardctl provision": _PROVISION,
         "edgeguardctl provision --undo": _PROVISION,
-        "echo $$ > /sys/fs/cgroup/inference.slice/llama-server.service/cgroup.procs && exec llama-server …": Untestable(
-            "the reader's own server; that moving works is what every test of a real cgroup does"
+        "echo $$ > /sys/fs/cgroup/inference.slice/llama-server.service/cgroup.procs && exec llama-server …": ByTest(
+            "tests/kernel/test_provision.py::test_a_start_script_puts_the_server_into_its_own_cgroup"
         ),
         "cd /sys/fs/cgroup": _SCRIPT,
         'echo "+memory" > cgroup.subtree_control': _SCRIPT,
