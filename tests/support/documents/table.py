@@ -246,6 +246,9 @@ PAGES: dict[str, dict[str, Row]] = {
         "systemd-sysusers && systemd-tmpfiles --create edgeguardd.conf && systemctl daemon-reload": _INSTALLED,
         "systemctl enable --now edgeguardd.socket edgeguardd.service": _INSTALLED,
     },
+    "docs/how-to/several-servers.md": {
+        "edgeguardctl check-config edgeguardd.toml": Here(),
+    },
     "docs/how-to/subscribe.md": {
         "systemd-run --scope -p MemoryHigh=1700M -p MemoryMax=2G python server.py": Untestable(
             "systemd's own, with the reader's server"
