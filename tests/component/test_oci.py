@@ -69,9 +69,8 @@ def test_libraries_are_pinned_by_version_and_hash(lock: str, wanted: str) -> Non
     for need in map(Requirement, table["dependencies" if wanted == "project" else "requires"]):
         assert need.specifier.contains(pinned.get(need.name.lower(), "0")), f"{need}: make {lock} again, as it says"
     (run,) = (words for words in of("RUN") if f"packaging/oci/{lock}" in words)
-    assert f"--require-hashes --requirement packaging/oci/{lock}" in re.sub(r"\s+", " ", run).replace(
-        "--no-build-isolation ", ""
-    )
+    (pip,) = (part for part in run.split("&&") if f"packaging/oci/{lock}" in part)
+    assert "--require-hashes" in pip
 
 
 def test_it_runs_as_nobody_in_particular() -> None:

@@ -47,6 +47,7 @@ _DOCTOR = ByTest("tests/component/test_docs.py::test_each_command_for_checking_a
 _INSTALLED = ByTest("tests/system/guest/first/test_a_install.py::test_the_package_installs_without_a_network")
 _PLACED = ByTest("tests/component/test_docs.py::test_the_units_are_placed_as_printed")
 _SCORES = ByTest("tests/system/guest/first/test_scores.py::test_the_commands_of_the_page_set_it_up")
+_ROLLOUT = ByTest("tests/component/test_ten_boxes.py::test_the_commands_of_the_page")
 _BOARD = ByTest("tests/component/test_board_docs.py::test_each_command_works_on_such_a_board")
 _DOCKER = ByTest("tests/component/test_container_docs.py::test_each_docker_command_names_what_is_there")
 _KUBECTL = ByTest("tests/component/test_container_docs.py::test_each_kubectl_command_names_what_is_there")
@@ -256,6 +257,12 @@ PAGES: dict[str, dict[str, Row]] = {
         "pip install '.[example]'": _SETUP,
         "python packaging/examples/onnx-server/server.py": _ONNX,
         """curl -d '{"input": "a text"}' http://127.0.0.1:8000/v1/embeddings""": _ONNX,
+    },
+    "docs/how-to/ten-boxes.md": {
+        "edgeguardctl check-config fleet.toml": Here(),
+        "packaging/fleet/rollout.sh -c fleet.toml -d prometheus.conf -o edgeguardd.json .build/deb/edgeguardd_*.deb boxes": _ROLLOUT,
+        'SUDO="sudo -n" packaging/fleet/rollout.sh -c fleet.toml .build/deb/edgeguardd_*.deb boxes': _ROLLOUT,
+        "cp edgeguardd.json /etc/prometheus/edgeguardd.json": _ROLLOUT,
     },
     "docs/how-to/tune.md": {
         "scp -r root@box:/var/lib/edgeguardd/recordings .": _ANOTHER_MACHINE,
