@@ -21,7 +21,7 @@ from edgeguardd.standins import without_openssl
 def main(argv: Sequence[str] | None = None) -> int:
     """The entry point; returns the exit status."""
     args = parser().parse_args(argv)
-    return common.guarded("edgeguardd", lambda: run(args))
+    return common.guarded("edgeguardd", lambda: int(args.run(args)))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,6 +47,16 @@ def parser() -> argparse.ArgumentParser:
     add("--log-format", choices=("auto", "json", "text"), help="the form of log lines, for [log] format")
     add("--cgroup-root", metavar="DIR", type=common.directory, help="where cgroup v2 is mounted, for cgroup_root")
     add("--check", action="store_true", help="only check the configuration, then exit")
+    run_parser.set_defaults(run=run)
+    back_parser = commands.add_parser(
+        "put-back",
+        help="put back what a daemon that died has left lifted or frozen",
+        description="Put back memory.high where a daemon that died has left it lifted, and thaw what it has left "
+        "frozen, when no other daemon is to do so: the next one does it by itself. Never beside a running one. Silent "
+        "when there is nothing.",
+    )
+    back_parser.add_argument("--config", metavar="FILE", help="the configuration of the daemon that died")
+    back_parser.set_defaults(run=put_back)
     return top
 
 
@@ -71,6 +81,23 @@ def run(args: argparse.Namespace) -> int:
 
     output = logs.configure(config.log, sys.stderr)
     return daemon.run(config, load, common.config_path(args.config), output)
+
+
+def put_back(args: argparse.Namespace) -> int:
+    """What systemd runs after a daemon that died. Raises EdgeguardError."""
+    from edgeguardd import leftovers  # noqa: PLC0415 - see above
+
+    try:
+        config = common.read_config(args.config)
+    except ConfigError:
+        # It may be why the daemon died; where the records are by default is the best that is known then.
+        config = Config()
+    done, failed = leftovers.put_back(config)
+    for sentence in done:
+        print(f"edgeguardd: {sentence}")
+    for sentence in failed:
+        print(f"edgeguardd: {sentence}", file=sys.stderr)
+    return common.FAILED if failed else common.OK
 
 
 def with_options(config: Config, args: argparse.Namespace) -> Config:

@@ -107,7 +107,11 @@ def _daemon() -> str:
     run = dict(_commands(parser))["run"]
     parts = [_head("edgeguardd", 8, "memory guard for inference servers"), _synopsis(parser, run)]
     parts += [".SH DESCRIPTION\n", _paragraphs(DAEMON_TEXT), _paragraphs(str(run.description))]
-    parts += [".SH OPTIONS\n", _options(run), ".SH SIGNALS\n", _tagged(SIGNALS)]
+    parts += [".SH OPTIONS\n", _options(run), ".SH OTHER COMMANDS\n"]
+    for name, command in _commands(parser):
+        if name != "run":
+            parts += [f".SS {_text(name)}\n", _paragraphs(str(command.description)), _options(command)]
+    parts += [".SH SIGNALS\n", _tagged(SIGNALS)]
     parts += [".SH EXIT STATUS\n", _paragraphs(str(parser.epilog)), ".SH ENVIRONMENT\n", _tagged(ENVIRONMENT)]
     return "".join([*parts, ".SH FILES\n", _tagged(FILES), _see_also("edgeguardd")])
 

@@ -5,21 +5,25 @@
 #    source ~/.local/share/bash_completion/edgeguardd
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_edgeguardd_subparsers=(run)
+_shtab_edgeguardd_subparsers=(run put-back)
 
 _shtab_edgeguardd_run_option_strings=(-h --help --config --socket --http --log-format --cgroup-root --check)
+_shtab_edgeguardd_put_back_option_strings=(-h --help --config)
 _shtab_edgeguardd_option_strings=(-h --help --version)
 
 _shtab_edgeguardd_run___config_COMPGEN=_shtab_compgen_files
 _shtab_edgeguardd_run___socket_COMPGEN=_shtab_compgen_files
 _shtab_edgeguardd_run___cgroup_root_COMPGEN=_shtab_compgen_dirs
+_shtab_edgeguardd_put_back___config_COMPGEN=_shtab_compgen_files
 
 _shtab_edgeguardd_run___log_format_choices=(auto json text)
-_shtab_edgeguardd_pos_0_choices=(run)
+_shtab_edgeguardd_pos_0_choices=(run put-back)
 
 _shtab_edgeguardd_run__h_nargs=0
 _shtab_edgeguardd_run___help_nargs=0
 _shtab_edgeguardd_run___check_nargs=0
+_shtab_edgeguardd_put_back__h_nargs=0
+_shtab_edgeguardd_put_back___help_nargs=0
 _shtab_edgeguardd_pos_0_nargs=A...
 _shtab_edgeguardd__h_nargs=0
 _shtab_edgeguardd___help_nargs=0

@@ -243,7 +243,7 @@ PAGES: dict[str, dict[str, Row]] = {
         "install -D -m 644 -t /etc/sysusers.d systemd/sysusers.d/edgeguardd.conf": _PLACED,
         "install -D -m 644 -t /etc/tmpfiles.d systemd/tmpfiles.d/edgeguardd.conf": _PLACED,
         "install -D -m 644 -t /etc/systemd/system systemd/*.service systemd/*.socket systemd/*.slice": _PLACED,
-        "sed -i 's,=/usr/bin/edgeguard,=/opt/edgeguardd/bin/edgeguard,' /etc/systemd/system/edgeguardd*.service": _PLACED,
+        "sed -i 's,/usr/bin/edgeguard,/opt/edgeguardd/bin/edgeguard,' /etc/systemd/system/edgeguardd*.service": _PLACED,
         "systemd-sysusers && systemd-tmpfiles --create edgeguardd.conf && systemctl daemon-reload": _INSTALLED,
         "systemctl enable --now edgeguardd.socket edgeguardd.service": _INSTALLED,
     },
