@@ -1,6 +1,6 @@
 # Every verb sets up first what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-llama llama test check kernel fuzz fuzz-files fuzz-parsers mutate system bench soak deb docs setup clean
+.PHONY: help demo demo-llama llama test check kernel fuzz fuzz-files fuzz-parsers mutate system torture bench soak deb docs setup clean
 
 PY := .venv/bin/python
 FAST_TESTS := $(wildcard tests/unit tests/property tests/component tests/cases)
@@ -58,6 +58,9 @@ docs: setup ## write the generated pages, man pages and shell completion again
 
 system: setup ## the package in a Debian guest with systemd, in QEMU; as root, builds the guest's disk first (some minutes)
 	@$(PY) -m tests.system $(SYSTEM_OPTIONS)
+
+torture: setup ## faults against a running daemon, with an oracle; the daemon under pressure itself (TORTURE_OPTIONS)
+	@$(PY) -m tests.torture $(TORTURE_OPTIONS)
 
 bench: setup ## speed, cost and survival, beside a C loop and other guards; writes docs/explanation (under 45 minutes)
 	@$(PY) -m tests.bench $(BENCH_OPTIONS)

@@ -15,7 +15,7 @@ import socket
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, assert_never
+from typing import assert_never
 
 from edgeguardd import __version__, access, decisionlog, oomscores
 from edgeguardd.core.config import Config
@@ -74,6 +74,7 @@ from edgeguardd.serve.peercred import Peer
 from edgeguardd.serve.pressurewatch import Host, PressureWatchServer
 from edgeguardd.serve.subscribers import SubscriberServer
 from edgeguardd.state import StateDirectory
+from edgeguardd.survival import Survival
 from edgeguardd.systemd import Notifier, listen_sockets
 
 NOT_KEPT = (
@@ -163,7 +164,7 @@ class Daemon:
 
     async def start(self, passed: Sequence[socket.socket] = ()) -> None:
         """Bind the sockets, unless systemd has `passed` them, watch every target that exists, then say READY."""
-        self._loop.set_exception_handler(self._survive)
+        self._loop.set_exception_handler(Survival(_partly_blind, self._defect))
         _allow_descriptors()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop_requested, number)
@@ -432,10 +433,10 @@ class Daemon:
             self.notifier.watchdog()
         self._loop.call_later(interval_s / 2, self._feed_watchdog)
 
-    def _survive(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A defect in a callback: said with its traceback, counted, and survived. A dead guard guards nobody."""
+    def _defect(self, what: str | None, error: BaseException | None) -> None:
+        """A defect in a callback: said with its traceback, counted, and survived."""
         self.metrics.defects.inc()
-        log.error("defect", what=context.get("message"), exc_info=context.get("exception"))
+        log.error("defect", what=what, exc_info=error)
 
 
 def _allow_descriptors() -> None:

@@ -230,6 +230,27 @@ def test_a_socket_directory_that_is_no_more_does_not_stop_the_stop(daemon: Daemo
     assert "Traceback" not in daemon.log_text()
 
 
+def test_a_machine_without_a_descriptor_more_is_said_once_and_is_no_defect(daemon: Daemon) -> None:
+    """Peers wait until there is one again; who is there already is served, and nothing counts as a fault of its own."""
+    daemon.start()
+    with Subscriber(daemon.socket_path, HELLO) as there, contextlib.ExitStack() as waiting:
+        there.wait_for("welcome")
+        before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+        taken = max(int(name) for name in os.listdir(f"/proc/{daemon.pid}/fd")) + 1
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (taken, before[1]))
+        late = [waiting.enter_context(Subscriber(daemon.socket_path, HELLO)) for _ in range(3)]
+        said = "cannot take a connection for now: Too many open files; raise LimitNOFILE= of the daemon"
+        eventually(lambda: said in [fact["why"] for fact in daemon.facts("works_in_part")])
+        there.send({"type": "ping", "id": "still there"})
+        there.wait_for("pong", id="still there")
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
+        for one in late:
+            one.wait_for("welcome")
+    assert [fact["why"] for fact in daemon.facts("works_in_part")].count(said) == 1
+    assert daemon.facts("defect") == []
+    assert daemon.metric("edgeguardd_defects_total") == 0
+
+
 # Signals at a bad moment
 
 

@@ -1,0 +1,90 @@
+"""Where the daemon calls the kernel: every such call in its source, found by reading the source.
+
+Must not: know which calls there are. A call that is new in the daemon is a new site, and is failed like the others.
+Upstream: the source of edgeguardd. Downstream: afflicted (fails them), the unit test of what is found.
+"""
+
+import ast
+import importlib
+import importlib.util
+import os
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# Where calls into the kernel are made by the daemon's own code.
+PACKAGES = ("edgeguardd.kernel", "edgeguardd.serve")
+MODULES = ("edgeguardd.state", "edgeguardd.recorder", "edgeguardd.segments", "edgeguardd.logs", "edgeguardd.systemd")
+
+# Modules whose functions are calls into the kernel, as the daemon's modules name them.
+GATES = ("os", "open", "select", "socket", "fcntl", "resource")
+
+# No call into the kernel, or one that has no way to fail.
+HARMLESS = frozenset(
+    {
+        *("os.strerror", "os.sysconf", "os.fsencode", "os.fsdecode", "os.major", "os.minor", "os.getpid", "os.geteuid"),
+        *("os.uname", "os.umask", "os.getuid", "os.getgid", "os.set_inheritable", "os.environ.get", "os.environ.pop"),
+        *("socket.ntohl", "socket.htons", "socket.inet_pton", "resource.getrlimit", "select.poll"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One call in the source: `os.pread` of line 221 of edgeguardd.kernel.cgroupfs."""
+
+    module: str
+    line: int
+    call: str
+
+    @property
+    def key(self) -> str:
+        """As plans and tables name it."""
+        return f"{self.module}:{self.line}:{self.call}"
+
+
+def modules() -> list[str]:
+    """The names of all modules in question, in order."""
+    found = set(MODULES)
+    for package in PACKAGES:
+        found |= {name for _, name, _ in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}.")}
+    return sorted(found)
+
+
+def sites() -> list[Site]:
+    """Every call, by module and line."""
+    return [site for module in modules() for site in sites_of(module, _source(module))]
+
+
+def sites_of(module: str, source: str) -> list[Site]:
+    """The calls in one module's source. A call over several lines has the line it begins on, as frames tell it."""
+    found = {site for node in ast.walk(ast.parse(source)) for site in _called(module, node)}
+    return sorted(found, key=lambda site: (site.line, site.call))
+
+
+def _called(module: str, node: ast.AST) -> Iterator[Site]:
+    if not isinstance(node, ast.Call):
+        return
+    name = _dotted(node.func)
+    # What os.path asks and cannot learn, it answers with False: no error comes out of it.
+    if name is None or name in HARMLESS or name.startswith("os.path."):
+        return
+    if name.split(".")[0] in GATES:
+        yield Site(module, node.lineno, name)
+
+
+def _dotted(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        inner = _dotted(node.value)
+        return None if inner is None else f"{inner}.{node.attr}"
+    return None
+
+
+def _source(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    with open(os.fspath(spec.origin), encoding="utf-8") as file:
+        return file.read()

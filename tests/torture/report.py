@@ -1,0 +1,106 @@
+"""What torture found, as tables: for people on a terminal, and for docs/explanation/reliability.md. Pure.
+
+Must not: run anything. Upstream: parts, as the plain objects that guests pass out. Downstream: __main__.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+Row = dict[str, Any]
+
+BEGIN = "<!-- torture: begin -->"
+END = "<!-- torture: end -->"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with aligned columns, which reads on a terminal too."""
+    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
+
+    def row(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+
+    return "\n".join([row(head), row(["-" * width for width in widths]), *(row(cells) for cells in rows)])
+
+
+def faults(verdicts: Sequence[Row], sites: Row) -> str:
+    """Per kind of fault: rounds, what was seen of it, and what the oracle said."""
+    kinds = sorted({verdict["kind"] for verdict in verdicts})
+    rows = []
+    for kind in kinds:
+        mine = [verdict for verdict in verdicts if verdict["kind"] == kind]
+        effects = sum(verdict["effects"] for verdict in mine)
+        struck = sum(verdict["effects"] > 0 for verdict in mine)
+        wrong = sum(bool(verdict["wrong"]) for verdict in mine)
+        probes = [verdict["probe_s"] for verdict in mine if verdict["probe_s"] is not None]
+        rows.append([kind, str(len(mine)), f"{struck}", f"{effects}", f"{len(mine) - wrong}", f"{wrong}", ms(probes)])
+    wrong = sum(bool(verdict["wrong"]) for verdict in verdicts)
+    rows.append(
+        [
+            "all",
+            str(len(verdicts)),
+            str(sum(verdict["effects"] > 0 for verdict in verdicts)),
+            str(sum(verdict["effects"] for verdict in verdicts)),
+            str(len(verdicts) - wrong),
+            str(wrong),
+            ms([verdict["probe_s"] for verdict in verdicts if verdict["probe_s"] is not None]),
+        ]
+    )
+    head = ["fault", "rounds", "struck", "effects", "right", "wrong", "next clean crossing told after"]
+    lines = [table(head, rows), ""]
+    if sites:
+        lines.append(
+            f"{sites['called']} of {sites['known']} calls into the kernel were made, {sites['failed']} were failed, "
+            f"{sites['failures']} times in all."
+        )
+    return "\n".join(lines)
+
+
+def findings(verdicts: Sequence[Row]) -> str:
+    """Each wrong round with the oracle's sentences, and how to have it again."""
+    lines = []
+    for verdict in verdicts:
+        for check, sentences in verdict["wrong"].items():
+            lines.append(f"{verdict['text']}\n  {check}:")
+            lines += [f"    {sentence}" for sentence in sorted(set(sentences))]
+    return "\n".join(lines)
+
+
+def strain(rows: Sequence[Row]) -> str:
+    """The daemon itself under pressure: how long a command took."""
+    head = ["the daemon", "kills", "told", "median", "p99", "worst", "meanwhile"]
+    cells = [
+        [
+            row["name"],
+            str(len(row["delays_s"]) + row["lost"]),
+            str(len(row["delays_s"])),
+            ms_of(_percentile(row["delays_s"], 0.5)),
+            ms_of(_percentile(row["delays_s"], 0.99)),
+            ms_of(max(row["delays_s"], default=math.nan)),
+            row["evidence"],
+        ]
+        for row in rows
+    ]
+    return table(head, cells)
+
+
+def document(text: str, sections: str) -> str:
+    """The page with its torture section replaced."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{sections.strip()}\n\n{END}{after}"
+
+
+def ms(values: Sequence[float]) -> str:
+    """The middle and the worst of a series of seconds."""
+    return f"{ms_of(_percentile(values, 0.5))}, worst {ms_of(max(values))}" if values else "-"
+
+
+def ms_of(seconds: float) -> str:
+    """Seconds in milliseconds."""
+    return "-" if math.isnan(seconds) else f"{seconds * 1e3:.0f} ms"
+
+
+def _percentile(values: Sequence[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else math.nan
