@@ -278,6 +278,16 @@ def target_path(path: str) -> str:
     return path
 
 
+def opened(path: str, flags: int, dir_fd: int | None = None) -> tuple[int, os.stat_result]:
+    """A descriptor, and what it is. Raises OSError, and then nothing is left open."""
+    fd = os.open(path, flags, dir_fd=dir_fd)
+    try:
+        return fd, os.fstat(fd)
+    except OSError:
+        os.close(fd)
+        raise
+
+
 def shown(path: str) -> str:
     """A path as events, logs and the protocol carry it: printable whatever the name holds."""
     return path if path.isprintable() and len(path) <= MAX_PATH_CHARS else printable(path, MAX_PATH_CHARS)

@@ -8,7 +8,7 @@ import os
 
 from edgeguardd.core import kernelfmt
 from edgeguardd.errors import FormatError, KernelError
-from edgeguardd.kernel.cgroupfs import CgroupGoneError, CgroupRoot, normal_path, shown
+from edgeguardd.kernel.cgroupfs import CgroupGoneError, CgroupRoot, normal_path, opened, shown
 
 PROCS = "cgroup.procs"
 READ_BYTES = 4096
@@ -40,12 +40,11 @@ class HeldCgroup:
         self.path = normal_path(path)
         self.full_path = root.full(self.path)
         try:
-            self._dir_fd = os.open(self.full_path, _OPEN)
+            self._dir_fd, found = opened(self.full_path, _OPEN)
         except (FileNotFoundError, NotADirectoryError):
             raise CgroupGoneError(f"cannot open {shown(self.full_path)}: there is no such cgroup any more") from None
         except OSError as error:
             raise self._fault("open", "", error) from None
-        found = os.fstat(self._dir_fd)
         self.inode = found.st_ino
         self._identity = (found.st_dev, found.st_ino)
 

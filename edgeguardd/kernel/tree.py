@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 
 from edgeguardd.errors import KernelError
-from edgeguardd.kernel.cgroupfs import MAY_NOT_LOOK, CgroupRoot, shown
+from edgeguardd.kernel.cgroupfs import MAY_NOT_LOOK, CgroupRoot, opened, shown
 from edgeguardd.kernel.treewatch import DirWatch, TreeWatch
 
 _OPEN = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -169,7 +169,7 @@ class Tree:
     def _appear(self, place: Place) -> None:
         assert place.parent is not None  # noqa: S101  the root is always there
         try:
-            dir_fd = os.open(place.name, _OPEN, dir_fd=place.parent.dir_fd)
+            dir_fd, found = opened(place.name, _OPEN, place.parent.dir_fd)
         except OSError as error:
             if error.errno != errno.ENOENT:
                 self.polling = True
@@ -178,7 +178,6 @@ class Tree:
                     "raise LimitNOFILE= of the daemon if it ran out of descriptors"
                 )
             return
-        found = os.fstat(dir_fd)
         place.dir_fd, place.identity = dir_fd, (found.st_dev, found.st_ino)
         self._arm(place)
         if self._told(place, lambda follower: follower.appeared(place)):

@@ -50,9 +50,9 @@ def place(found: ills.Afflictions) -> None:
     ills.place_clock(found)
     carry_out = daemon.Daemon._carry_out
 
-    def carried(self: daemon.Daemon, effect: Any, at: float) -> None:
+    def carried(self: daemon.Daemon, effect: Any, *rest: Any) -> None:
         found.pass_by(f"before {type(effect).__name__}")
-        carry_out(self, effect, at)
+        carry_out(self, effect, *rest)
         found.pass_by(f"after {type(effect).__name__}")
 
     daemon.Daemon._carry_out = carried  # type: ignore[method-assign]

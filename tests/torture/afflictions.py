@@ -218,7 +218,9 @@ def place_in_libraries(afflictions: Afflictions) -> None:
 
     def meeting(key: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def called(*args: Any, **named: Any) -> Any:
-            afflictions.meet(key)
+            # The pair of sockets through which a loop wakes itself is no connection to anybody, and cannot break.
+            if not sys._getframe(1).f_code.co_name.endswith("_self"):
+                afflictions.meet(key)
             return real(*args, **named)
 
         return called

@@ -31,11 +31,12 @@ HARMLESS = frozenset(
 
 @dataclass(frozen=True)
 class Site:
-    """One call in the source: `os.pread` of line 221 of edgeguardd.kernel.cgroupfs."""
+    """One call in the source: `os.pread` of line 221 of edgeguardd.kernel.cgroupfs, in the function `_read`."""
 
     module: str
     line: int
     call: str
+    function: str = ""
 
     @property
     def key(self) -> str:
@@ -58,11 +59,17 @@ def sites() -> list[Site]:
 
 def sites_of(module: str, source: str) -> list[Site]:
     """The calls in one module's source. A call over several lines has the line it begins on, as frames tell it."""
-    found = {site for node in ast.walk(ast.parse(source)) for site in _called(module, node)}
-    return sorted(found, key=lambda site: (site.line, site.call))
+    return sorted(set(_found(module, ast.parse(source), "")), key=lambda site: (site.line, site.call))
 
 
-def _called(module: str, node: ast.AST) -> Iterator[Site]:
+def _found(module: str, node: ast.AST, function: str) -> Iterator[Site]:
+    for inner in ast.iter_child_nodes(node):
+        named = inner.name if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        yield from _called(module, inner, function)
+        yield from _found(module, inner, named)
+
+
+def _called(module: str, node: ast.AST, function: str) -> Iterator[Site]:
     if not isinstance(node, ast.Call):
         return
     name = _dotted(node.func)
@@ -70,7 +77,7 @@ def _called(module: str, node: ast.AST) -> Iterator[Site]:
     if name is None or name in HARMLESS or name.startswith("os.path."):
         return
     if name.split(".")[0] in GATES:
-        yield Site(module, node.lineno, name)
+        yield Site(module, node.lineno, name, function)
 
 
 def _dotted(node: ast.expr) -> str | None:

@@ -89,7 +89,7 @@ def _kill_at_effect(chance: random.Random) -> Words:
 
 def _kill_at_call(chance: random.Random) -> Words:
     when = chance.choice(("before", "after"))
-    return {"point": f"{when} {chance.choice(_sites())}", "nth": chance.randint(1, 3)}
+    return {"point": f"{when} {chance.choice(sites())}", "nth": chance.randint(1, 3)}
 
 
 def _kill_server(chance: random.Random) -> Words:
@@ -98,7 +98,7 @@ def _kill_server(chance: random.Random) -> Words:
 
 def _errno(chance: random.Random) -> Words:
     return {
-        "sites": sorted(chance.sample(_sites(), chance.randint(4, 24))),
+        "sites": sorted(chance.sample(sites(), chance.randint(4, 24))),
         "number": getattr(errno, chance.choice(ERRNOS)),
         "odds": chance.choice((0.1, 0.5, 1.0)),
         "seed": chance.getrandbits(32),
@@ -129,7 +129,7 @@ def _records(chance: random.Random) -> Words:
     return {"records": chance.randint(1500, 3000)}
 
 
-def _sites() -> list[str]:
+def sites() -> list[str]:
     """The calls that can be failed or died at."""
     closes = [site for site in callsites.sites() if site.call == "os.close"]
     spared = {site.key for site in closes if site.module not in afflictions.CLOSE_FAILS_IN}

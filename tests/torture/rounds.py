@@ -45,7 +45,7 @@ def play(world: World, rounds: Iterable[Round]) -> Iterator[Verdict]:
     for number, each in enumerate(rounds):
         if number == 0:
             settle(world, Verdict(each, Seen()))
-            world.baseline = world.daemon.open_files()
+            world.baseline = world.daemon.open_files_at_rest()
         yield one(world, each)
 
 

@@ -29,6 +29,8 @@ HIGH_BYTES = 64 * MIB
 MAX_BYTES = 80 * MIB
 STATIC_BYTES = 12 * MIB
 ANSWER_S = 60.0
+# So many looks at descriptors, a few milliseconds apart, that are alike are the state of rest.
+LOOKS_ALIKE = 20
 # So many of the daemon's last words on a target are shown with a finding.
 TAIL = 12
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "actor.py")
@@ -252,6 +254,17 @@ class Afflicted(Daemon):
                 what = os.readlink(f"/proc/{self.pid}/fd/{name}").split(":")[0]
                 found[what] = found.get(what, 0) + 1
         return found
+
+    def open_files_at_rest(self) -> dict[str, int]:
+        """As open_files, once many looks are alike: a connection that was just asked through is about to be closed."""
+        looks = [self.open_files()]
+
+        def alike() -> bool:
+            looks.append(self.open_files())
+            return looks[-LOOKS_ALIKE:] == [looks[-1]] * LOOKS_ALIKE
+
+        eventually(alike)
+        return looks[-1]
 
 
 class World:

@@ -70,6 +70,7 @@ ANYWHERE: dict[str, Row] = {
     "make demo": ByTest("tests/demo/__main__.py"),
     "make test": ByTest(".ci/run"),
     "make deb": ByTest("tests/system/__main__.py"),
+    "make torture": ByTest("tests/torture/__main__.py"),
     "make demo-llama": ByTest("tests/llama/__main__.py"),
     "make llama": ByTest("tests/llama/test_contract.py"),
     "edgeguardctl status": Here(),

@@ -38,7 +38,9 @@ def test_every_kind_comes_before_any_comes_again() -> None:
 
 def test_calls_into_the_kernel_are_found_in_the_source() -> None:
     """By the line that they begin on; what cannot fail is left out."""
-    assert [site.key for site in callsites.sites_of("m", SOURCE)] == ["m:6:open", "m:8:os.read", "m:9:os.fstat"]
+    found = callsites.sites_of("m", SOURCE)
+    assert [site.key for site in found] == ["m:6:open", "m:8:os.read", "m:9:os.fstat"]
+    assert {site.function for site in found} == {"look"}
 
 
 def test_the_daemons_own_calls_are_all_known() -> None:
