@@ -35,7 +35,8 @@ def test_the_first_pages_are_translated() -> None:
 def test_blocks_are_the_same(page: str) -> None:
     """Comments excepted, each command, file and program is the original's, in its place."""
     translated, original = blocks(page), blocks(TRANSLATED[page])
-    assert [block.language for block in translated] == [block.language for block in original]
+    languages = [block.language for block in original]
+    assert [block.language for block in translated] == languages, f"translate what is new in {TRANSLATED[page]}"
     for ours, theirs in zip(translated, original, strict=True):
         assert without_comments(ours.text) == without_comments(theirs.text), f"{page}:{ours.line}"
 
@@ -60,7 +61,9 @@ def test_links_lead_to_the_same_places(page: str) -> None:
     # Each points to the other.
     own = [one for one in own if one[0] != counterpart[page]]
     theirs = [one for one in theirs if one[0] != page]
-    assert own == [translated(*one) for one in theirs]
+    wanted = [translated(*one) for one in theirs]
+    missing = [one for one in wanted if one not in own]
+    assert own == wanted, f"{page} has to lead where {TRANSLATED[page]} leads, in its order; it lacks {missing}"
 
 
 def place(page: str, link: str) -> tuple[str, str]:
