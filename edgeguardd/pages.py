@@ -163,7 +163,10 @@ class Pages:
 def _target(target: Target, watched: TargetStatus | None, now: float) -> dict[str, Any]:
     gauge = target.gauge
     pressure = gauge.pressure
-    own = None if target.sample is None else target.sample.usages[0]
+    # What cannot be read now is not known: an old figure beside a level that has risen since would belie it.
+    blind = target.degraded is not None
+    own = None if blind or target.sample is None else target.sample.usages[0]
+    figures = None if blind else pressure
     return {
         "name": target.name,
         "path": target.path,
@@ -171,16 +174,16 @@ def _target(target: Target, watched: TargetStatus | None, now: float) -> dict[st
         "watch": None if watched is None else watched.watch,
         "level": target.level.word,
         "reason": gauge.calls if target.level is Level.NORMAL else target.reason,
-        "needed_bytes": gauge.needed_bytes,
+        "needed_bytes": None if blind else gauge.needed_bytes,
         "current_bytes": None if own is None else own.current_bytes,
         "static_bytes": target.static_bytes,
         "limit_bytes": None if pressure is None else pressure.limit_bytes,
         "limit_kind": None if pressure is None else pressure.kind.value,
         "limit_path": None if pressure is None else pressure.path,
-        "headroom_bytes": None if pressure is None else pressure.headroom_bytes,
-        "used_ratio": None if pressure is None else round(pressure.ratio, 4),
+        "headroom_bytes": None if figures is None else figures.headroom_bytes,
+        "used_ratio": None if figures is None else round(max(0.0, figures.ratio), 4),
         "marks": None if pressure is None else _marks(target, pressure),
-        "growth_bytes_per_s": round(gauge.growth.bytes_per_s),
+        "growth_bytes_per_s": None if blind else round(gauge.growth.bytes_per_s),
         "rung": target.ledger.rung.word,
         "exhausted": target.ledger.exhausted,
         "relief": target.relief.phase.value,

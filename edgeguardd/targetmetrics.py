@@ -30,6 +30,11 @@ class View(Struct, frozen=True):
     now: float
 
 
+def _seen(view: View, figure: float | None) -> float | None:
+    """Not what was seen last, where nothing can be seen now."""
+    return None if view.target.degraded is not None else figure
+
+
 def _throttled_s(view: View) -> float:
     since = view.target.gauge.high_since
     return 0.0 if since is None else max(0.0, view.now - since)
@@ -46,17 +51,21 @@ TARGET_GAUGES: tuple[tuple[str, str, Callable[[View], float | None]], ...] = (
         "How old the last sample is, by the monotonic clock: a board's wall clock may jump.",
         lambda v: None if v.watched is None else v.watched.sample_age_s,
     ),
-    ("needed_bytes", "Memory that cannot be dropped for free.", lambda v: v.target.gauge.needed_bytes),
+    ("needed_bytes", "Memory that cannot be dropped for free.", lambda v: _seen(v, v.target.gauge.needed_bytes)),
     (
         "current_bytes",
         "memory.current.",
-        lambda v: v.target.sample.usages[0].current_bytes if v.target.sample else None,
+        lambda v: _seen(v, v.target.sample.usages[0].current_bytes if v.target.sample else None),
     ),
     ("static_bytes", "What the target holds at rest, as configured or reported.", lambda v: v.target.static_bytes),
     ("limit_bytes", "The limit that binds; absent without one.", lambda v: _of(v, lambda p: p.limit_bytes)),
-    ("headroom_bytes", "Limit less needed bytes.", lambda v: _of(v, lambda p: p.headroom_bytes)),
-    ("used_ratio", "Elastic range in use, 0 to 1.", lambda v: _of(v, lambda p: p.ratio)),
-    ("growth_bytes_per_second", "Smoothed growth of needed bytes.", lambda v: v.target.gauge.growth.bytes_per_s),
+    ("headroom_bytes", "Limit less needed bytes.", lambda v: _seen(v, _of(v, lambda p: p.headroom_bytes))),
+    ("used_ratio", "Elastic range in use, 0 to 1.", lambda v: _seen(v, _of(v, lambda p: max(0.0, p.ratio)))),
+    (
+        "growth_bytes_per_second",
+        "Smoothed growth of needed bytes.",
+        lambda v: _seen(v, v.target.gauge.growth.bytes_per_s),
+    ),
     ("lead_seconds", "How long before the limit a trim is asked for.", lambda v: v.target.lead_s),
     (
         "stalled_ratio",

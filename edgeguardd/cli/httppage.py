@@ -195,7 +195,8 @@ MEANINGS = {
     "TargetRow.limit_kind": "`memory.high` or `memory.max`.",
     "TargetRow.limit_path": "The cgroup whose limit it is: its own or an ancestor.",
     "TargetRow.headroom_bytes": "Limit less needed bytes.",
-    "TargetRow.used_ratio": "How much of the elastic range is in use.",
+    "TargetRow.used_ratio": "How much of the elastic range is in use. Null, as needed_bytes, current_bytes, "
+    "headroom_bytes and growth_bytes_per_s, while its files cannot be read.",
     "TargetRow.marks": "Where the levels begin.",
     "TargetRow.growth_bytes_per_s": "Growth of needed bytes, smoothed.",
     "TargetRow.rung": "The level whose commands have been asked for.",

@@ -129,6 +129,31 @@ def test_the_watchdog_starves_and_health_fails_when_samples_stop(place: str, llm
         assert len(daemon.facts("target_degraded")) == 1
 
 
+def test_what_cannot_be_read_any_more_is_not_known(place: str, llm: FakeCgroup) -> None:
+    """Garbled figures beside counters that move: the level is what the counters say, and no old figure belies it."""
+    garbled = {"memory.current": "garbage\n", "memory.stat": "anon 1x\n\x00"}
+    with start(place) as daemon:
+        llm.usage(0)
+        eventually(lambda: daemon.status()["targets"][0]["used_ratio"] == 0)
+        for name, content in garbled.items():
+            llm.write(name, content)
+        llm.events(oom=1)
+        eventually(lambda: daemon.status()["targets"][0]["level"] == "emergency")
+        target = daemon.status()["targets"][0]
+        assert target["degraded"]
+        figures = ("used_ratio", "needed_bytes", "current_bytes", "headroom_bytes", "growth_bytes_per_s")
+        assert [target[name] for name in figures] == [None] * 5
+        assert daemon.metric("edgeguardd_target_used_ratio") is None
+        assert daemon.metric("edgeguardd_target_degraded") == 1
+        port = daemon.http.removeprefix("http://")
+        command = [sys.executable, "-m", "edgeguardd.cli.edgeguardctl", "status", "--http", port]
+        said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY).stdout
+        assert "0%" not in said
+        assert "cannot be read: cannot use " in said
+        llm.usage(50 * MIB)
+        eventually(lambda: daemon.status()["targets"][0]["used_ratio"] == 0.05)
+
+
 def test_one_broken_target_does_not_stop_the_others(place: str, llm: FakeCgroup) -> None:
     """Its sibling is judged as before."""
     other = FakeTree(f"{place}/tree").cgroup("/other", max_bytes=1000 * MIB)
