@@ -168,7 +168,7 @@ class Engine:
     def _judge(self, target: Target, now: float, out: list[Effect]) -> None:
         """Look at the last sample again, as the rules are now."""
         if target.sample is not None:
-            policies.observe(target.gauge, target.policy, target.given_static_bytes, target.sample, now)
+            target.observe(target.sample, now)
             self._follow(target, now, out)
 
     def _follow(self, target: Target, now: float, out: list[Effect]) -> None:

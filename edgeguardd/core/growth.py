@@ -21,23 +21,41 @@ LEAD_DECAY = 0.9
 LEAD_MARGIN = 1.5
 
 
+# What is held at rest has risen by more than this part of itself: a model has been loaded, and not just measured anew.
+LOADED_PART = 20
+
+
 class Growth(Struct):
-    """The growth of one number. Rates are bytes a second, negative while it shrinks."""
+    """The growth of one number above a floor. Rates are bytes a second, negative while it shrinks.
+
+    still: the slow average of the number itself, floor or not.
+    """
 
     quick: float = 0.0
     slow: float = 0.0
+    still: float = 0.0
     rises: int = 0
     bytes: int | None = None
+    floor_bytes: int = 0
     at: float = 0.0
 
-    def learn(self, now_bytes: int, now: float) -> None:
-        """Take one reading. A gap counts as the one rate that it had, however long it was."""
+    def learn(self, now_bytes: int, now: float, floor_bytes: int = 0) -> None:
+        """Take one reading. A gap counts as the one rate that it had, however long it was.
+
+        floor_bytes: held at rest. A model that is loaded runs up to that and stops: no growth that goes on to the
+        limit. Where the floor itself has jumped, one was loaded just now, and what was learned meanwhile is void.
+        """
+        if floor_bytes - self.floor_bytes > floor_bytes // LOADED_PART:
+            self.quick = self.slow = 0.0
+            self.rises = 0
+        self.floor_bytes = floor_bytes
         if self.bytes is not None and now > self.at:
             elapsed = now - self.at
-            rate = (now_bytes - self.bytes) / elapsed
+            rate = (max(now_bytes, floor_bytes) - max(self.bytes, floor_bytes)) / elapsed
             self.rises = self.rises + 1 if rate > 0 else 0
             self.quick += (1 - math.exp(-elapsed / QUICK_S)) * (rate - self.quick)
             self.slow += (1 - math.exp(-elapsed / SLOW_S)) * (rate - self.slow)
+            self.still += (1 - math.exp(-elapsed / SLOW_S)) * ((now_bytes - self.bytes) / elapsed - self.still)
         self.bytes = now_bytes
         self.at = now
 

@@ -60,6 +60,9 @@ MAX_FLAPS = 3
 # Growth below this share of the limit a second is standing still, for learning what is held at rest.
 STILL_RATIO_PER_S = 0.002
 
+# A model that was unloaded is back when so much is needed of what was held at rest with it.
+BACK_RATIO = 0.9
+
 
 class Gauge(Struct):
     """What policy remembers of one target between samples."""
@@ -91,21 +94,27 @@ class Gauge(Struct):
     # what is held at rest
     still_since: float | None = None
     learned_static_bytes: int | None = None
+    unloaded: bool = False
     # flapping
     fell_at: float | None = None
     flaps: int = 0
 
 
-def observe(gauge: Gauge, policy: Policy, static_bytes: int | None, sample: Sample, now: float) -> None:
-    """Take one sample into the gauge, and the level it calls for. static_bytes: as reported or configured, or None."""
+def observe(
+    gauge: Gauge, policy: Policy, static_bytes: int | None, sample: Sample, now: float, *, loaded: bool = True
+) -> None:
+    """Take one sample into the gauge, and the level it calls for.
+
+    static_bytes: as reported or configured, or None. loaded: whether the model may be in memory.
+    """
     own = sample.usages[0]
     elapsed_s = 0.0 if gauge.sampled_at is None else now - gauge.sampled_at
-    gauge.growth.learn(needed(own), now)
+    gauge.growth.learn(needed(own), now, static_of(gauge, static_bytes))
     _learn_thrash(gauge, own, elapsed_s, now)
     gauge.needed_bytes = needed(own)
     gauge.sampled_at = now
     gauge.pressure = worst_pressure(policy, static_of(gauge, static_bytes), sample, gauge.evicted_bytes)
-    _learn_static(gauge, policy, now)
+    _learn_static(gauge, policy, now, loaded)
     level, reason = worst_call(gauge, policy, own, now)
     gauge.called, gauge.calls = level, reason
     if level > gauge.level:
@@ -150,7 +159,9 @@ def static_of(gauge: Gauge, static_bytes: int | None) -> int:
 
 
 def learn_floor(gauge: Gauge, floor_bytes: int) -> None:
-    """The whole ladder was asked and nothing came: what is left is what the target holds at rest."""
+    """The whole ladder was asked and nothing came: what is left is what the target holds at rest, model included."""
+    if gauge.unloaded:
+        return
     gauge.learned_static_bytes = floor_bytes
 
 
@@ -262,15 +273,23 @@ def _learn_thrash(gauge: Gauge, own: Usage, elapsed_s: float, now: float) -> Non
     gauge.evicted_bytes = gauge.mapped_peak_bytes - mapped_bytes if refaulting else 0
 
 
-def _learn_static(gauge: Gauge, policy: Policy, now: float) -> None:
-    """Needed bytes that stood still for a while at a normal level are held at rest; from then on their minimum is."""
-    pressure = gauge.pressure
+def _learn_static(gauge: Gauge, policy: Policy, now: float, loaded: bool) -> None:
+    """Needed bytes that stood still for a while at a normal level are held at rest; from then on their minimum is.
+
+    What is needed without the model says nothing, from its unloading until most of it is back.
+    """
+    pressure, learned = gauge.pressure, gauge.learned_static_bytes
     if pressure is None or gauge.needed_bytes is None:
         return
-    if gauge.learned_static_bytes is not None:
-        gauge.learned_static_bytes = min(gauge.learned_static_bytes, gauge.needed_bytes)
+    back = learned is None or gauge.needed_bytes >= BACK_RATIO * learned
+    gauge.unloaded = not loaded or (gauge.unloaded and not back)
+    if gauge.unloaded:
+        gauge.still_since = None
         return
-    still = abs(gauge.growth.slow) <= STILL_RATIO_PER_S * pressure.limit_bytes
+    if learned is not None:
+        gauge.learned_static_bytes = min(learned, gauge.needed_bytes)
+        return
+    still = abs(gauge.growth.still) <= STILL_RATIO_PER_S * pressure.limit_bytes
     if not still or gauge.level is not Level.NORMAL:
         gauge.still_since = None
     elif gauge.still_since is None:

@@ -61,6 +61,11 @@ class Target(Struct):
         gauge = Gauge()
         return cls(name, path, rules, gauge, Ledger(name, rules, gauge.lead), Admissions())
 
+    def observe(self, sample: Sample, now: float) -> None:
+        """Take a sample into the gauge."""
+        loaded = self.ledger.obeyed().model_loaded
+        policy.observe(self.gauge, self.policy, self.given_static_bytes, sample, now, loaded=loaded)
+
     @property
     def given_static_bytes(self) -> int | None:
         """What the target holds at rest, as configured or else as its subscribers report; None: nobody says."""

@@ -91,6 +91,74 @@ def test_a_slow_leak_is_told_once_a_level() -> None:
     assert [change.level for change in of(effects, AnnounceLevel)] == [Level.ELEVATED, Level.HIGH, Level.CRITICAL]
 
 
+# A model that is loaded
+
+FAR = Policy(elevated=Mark(ratio=0.90), high=Mark(ratio=0.95), critical=Mark(ratio=0.98))
+
+
+def loading(script: Script, to_mib: float) -> list[Level]:
+    """Needed bytes run up by 400 MiB/s and stop there; the levels told meanwhile."""
+    effects = script.ramp(to_mib, mib_per_s=400, every_s=0.1) + script.pass_time(3, every=0.1)
+    return [change.level for change in of(effects, AnnounceLevel)]
+
+
+def test_a_model_that_is_loaded_again_is_no_ramp() -> None:
+    """Up to what the server holds at rest, as it has reported, nothing is in a hurry; above that it is as ever."""
+    script = Script(FAR)
+    script.join()
+    script.target.gauge.lead.learn(2.0)
+    script.do(ReportReceived(1, Report(static_bytes=700 * MIB)))
+    script.need(50)
+    script.pass_time(5)
+    assert loading(script, 700) == []
+    assert script.target.gauge.growth.bytes_per_s == 0
+    assert Level.ELEVATED in loading(script, 960)
+
+
+def test_without_a_report_it_is_a_ramp_until_the_report_says_otherwise() -> None:
+    """What was learned while a model came in is void from the moment that the server says what it holds."""
+    script = Script(FAR)
+    script.join()
+    script.target.gauge.lead.learn(2.0)
+    script.need(50)
+    script.ramp(450, mib_per_s=100)
+    assert script.target.gauge.growth.bytes_per_s > 60 * MIB
+    script.do(ReportReceived(1, Report(static_bytes=700 * MIB)))
+    script.need(450)
+    assert script.target.gauge.growth.bytes_per_s == 0
+    # Measured anew, a little more or less of it changes nothing.
+    script.ramp(800, mib_per_s=100)
+    before = script.target.gauge.growth.bytes_per_s
+    script.do(ReportReceived(1, Report(static_bytes=705 * MIB)))
+    assert script.target.gauge.growth.bytes_per_s == before > 0
+
+
+def test_what_is_needed_without_the_model_is_not_what_is_held_at_rest() -> None:
+    """Learned with the model in, kept while it is out and comes back, and followed from then on as before."""
+    script = Script(Policy(settle_s=10, lead_floor_s=0.1))
+    script.join()
+    script.need(500)
+    script.pass_time(30, every=1.0)
+    assert script.target.static_bytes == 500 * MIB
+    script.move(oom_kill=1)
+    (unload,) = [c for c in commands(script.effects) if c.action is Action.UNLOAD_MODEL]
+    script.need(40)
+    for command in [waiting.command for waiting in script.target.ledger.outstanding.values()]:
+        script.ack(command)
+    assert unload.seq not in script.target.ledger.outstanding
+    assert not script.target.ledger.obeyed().model_loaded
+    assert script.target.static_bytes == 500 * MIB
+    while not script.target.ledger.obeyed().model_loaded:
+        for command in commands(script.pass_time(1, every=0.5)):
+            script.ack(command)
+    before = len(script.effects)
+    assert loading(script, 500) == []
+    assert script.target.static_bytes >= 450 * MIB
+    assert not [c for c in commands(script.effects[before:]) if c.action is Action.TRIM_KV_CACHE]
+    script.need(440)
+    assert script.target.static_bytes == 440 * MIB
+
+
 # What is held at rest
 
 
