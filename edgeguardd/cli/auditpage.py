@@ -4,7 +4,7 @@ Must not: know a rule. Upstream: isolate.rules, isolate.settings. Downstream: cl
 """
 
 from edgeguardd.isolate.adrs import SECTIONS, STATUSES
-from edgeguardd.isolate.findings import Role, Severity, Verdict
+from edgeguardd.isolate.findings import Role, Rule, Severity, Verdict
 from edgeguardd.isolate.judge import BAD_IGNORE, UNIT_DOES_NOT_LOAD
 from edgeguardd.isolate.rules import ADR, RULES
 from edgeguardd.isolate.settings import SETTINGS
@@ -32,6 +32,9 @@ A unit that is masked or does not load has no verdicts; one that does not load i
 that do not apply to a unit, by its type, its role or its settings, are left out.
 
 ## Rules
+
+Of two severities the second is for units of the role `other` that nobody has limited: distributions set no limits, so
+that `--all` would call every unit of an ordinary box an error.
 
 | Rule | Severity | Role | It says | What to do |
 |---|---|---|---|---|
@@ -122,11 +125,16 @@ and in force. `--new TITLE` writes the next record from the template.
 """
 
 
+def _severities(rule: Rule) -> str:
+    """The second one is for units of the role `other` without any limit."""
+    return str(rule.severity) if rule.unlimited is None else f"{rule.severity}, {rule.unlimited}"
+
+
 def page() -> str:
     """The whole page."""
     words = {verdict.name: str(verdict) for verdict in Verdict}
     rows = [
-        f"| `{rule.id}` | {rule.severity} | {_roles(rule.roles)} | {_cell(rule.text)} | {_cell(rule.remedy)} |\n"
+        f"| `{rule.id}` | {_severities(rule)} | {_roles(rule.roles)} | {_cell(rule.text)} | {_cell(rule.remedy)} |\n"
         for rule in RULES
     ]
     tail = _TAIL.format(

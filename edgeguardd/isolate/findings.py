@@ -67,7 +67,10 @@ class Answer(Struct, frozen=True):
 
 
 class Rule(Struct, frozen=True):
-    """One rule. `check` answers None where the rule does not apply to the unit."""
+    """One rule. `check` answers None where the rule does not apply to the unit.
+
+    unlimited: the severity for a unit of the role `other` that nobody has limited: distributions set none.
+    """
 
     id: str
     severity: Severity
@@ -77,6 +80,7 @@ class Rule(Struct, frozen=True):
     check: Callable[[Subject], Answer | None]
     kinds: tuple[str, ...] = ("service",)
     roles: tuple[Role, ...] = tuple(Role)
+    unlimited: Severity | None = None
 
 
 def passed(why: str, key: str = "") -> Answer:

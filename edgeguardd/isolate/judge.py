@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from edgeguardd.core.systemdvalues import INFINITE
 from edgeguardd.isolate import effective as force
 from edgeguardd.isolate import ignores
 from edgeguardd.isolate.findings import Live, Role, Rule, Severity, Subject, Verdict
@@ -108,7 +109,7 @@ def report(
         if answer.verdict is not Verdict.PASS:
             place = _place(unit, answer.key)
             reason = _reason(rule.id, unit.name, by_comment, given)
-            severity = given.severities.get(rule.id, rule.severity)
+            severity = given.severities.get(rule.id) or _severity(rule, role, unit)
             findings.append(
                 Finding(
                     *(rule.id, severity, answer.verdict, answer.why, rule.remedy, rule.adr),
@@ -116,6 +117,12 @@ def report(
                 )
             )
     return Report(unit, role, seen, verdicts, tuple(findings), live, source)
+
+
+def _severity(rule: Rule, role: Role, unit: Unit) -> Severity:
+    """A server without a limit is a fault; of the eighty others on a box each has none, as its distribution made it."""
+    limited = any(unit.values[key] != INFINITE for key in ("MemoryHigh", "MemoryMax", "MemoryLimit"))
+    return rule.severity if limited or role is not Role.OTHER or rule.unlimited is None else rule.unlimited
 
 
 def _reason(rule: str, unit: str, by_comment: Mapping[str, Ignore], given: Assignments) -> str | None:

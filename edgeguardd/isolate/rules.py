@@ -23,6 +23,7 @@ RULES = (
         ADR,
         memory.max_set,
         _LIMITED,
+        unlimited=Severity.NOTE,
     ),
     Rule(
         "memory_high_below_max",
@@ -32,6 +33,7 @@ RULES = (
         ADR,
         memory.high_below_max,
         _LIMITED,
+        unlimited=Severity.NOTE,
     ),
     Rule(
         "memory_swap_max_set",
@@ -41,6 +43,7 @@ RULES = (
         ADR,
         memory.swap_max_set,
         _LIMITED,
+        unlimited=Severity.NOTE,
     ),
     Rule(
         "throttling_has_room",
@@ -95,6 +98,7 @@ RULES = (
         "a Quadlet, or run the server itself.",
         ADR,
         service.runs_here,
+        unlimited=Severity.NOTE,
     ),
     Rule(
         "no_memory_limit_key",

@@ -188,6 +188,21 @@ def test_a_role_is_guessed_only_for_all_units(tmp_path: Path) -> None:
     assert judged(serving, Assignments(guess=True)).role is Role.INFERENCE
 
 
+def test_what_a_distribution_has_left_without_limits_is_no_error(tmp_path: Path) -> None:
+    """Eighty units of a box that nobody has limited are notes; an inference server without limits, limits that
+    contradict each other, and a severity of one's own are what they were."""
+    others, bare = Assignments(guess=True), service(tmp_path, "ExecStart=\nExecStart=/usr/bin/systemctl start x\n")
+    found = {one.rule: one.severity for one in judged(bare, others).findings}
+    limits = ("memory_max_set", "memory_high_below_max", "memory_swap_max_set", "limits_reach_the_work")
+    assert [found[rule] for rule in limits] == [Severity.NOTE] * 4
+    assert not judged(bare, others).broken(Severity.ERROR)
+    assert judged(bare).broken(Severity.ERROR)
+    wrong = judged(service(tmp_path / "b", "MemoryHigh=2G\nMemoryMax=1G\n"), others)
+    assert wrong.broken(Severity.ERROR)
+    own = Assignments(guess=True, severities={"memory_max_set": Severity.ERROR})
+    assert judged(bare, own).broken(Severity.ERROR)
+
+
 def test_an_ignore_with_a_reason_takes_one_rule_out(tmp_path: Path) -> None:
     """The verdict stays; the finding shows the reason and does not count. A drop-in can say it too."""
     unit = service(
