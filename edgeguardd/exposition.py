@@ -1,8 +1,9 @@
 """Prometheus' text format and OpenMetrics: which of the two a scraper wants, and families of metrics written in it.
 
 Must not: know a metric. Upstream: prometheus_client's values. Downstream: metrics, pages.
-prometheus_client writes both as well, byte for byte the same (a test compares), but takes 37 ms for the OpenMetrics of
-100 targets with 29 samples each, where this takes 8 (0.26, Python 3.11); meanwhile no command can leave.
+prometheus_client writes both as well, byte for byte the same (a test compares), but takes 24 ms for the text and 54 for
+the OpenMetrics of 100 targets with 50 samples each, where this takes 12 and 16, reading them off included (0.26,
+Python 3.11); meanwhile no command can leave.
 """
 
 import enum

@@ -64,7 +64,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.on_forget: Callable[[str], None] = lambda _: None
         ProcessCollector(registry=self.registry)
-        self._targets = TargetCounters(self.registry, TARGET_COUNTERS, self._forgotten)
+        self._targets = TargetCounters(TARGET_COUNTERS, self._forgotten)
+        self.registry.register(self._targets)
         self._latency = Latency(self.registry, sources.begun, sources.clock, sources.epoch)
         self.defects = Counter(
             "edgeguardd_defects", "Faults in the daemon itself that it survived.", registry=self.registry
