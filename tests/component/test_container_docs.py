@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +35,21 @@ def compose() -> dict[str, Any]:
     return services
 
 
-@pytest.fixture
-def reader(place: str) -> Iterator[Place]:
-    with Place(place) as made:
-        yield made
-
-
 def typed(page: str) -> list[str]:
     return [one.text for one in commands(page) if one.text.startswith(OURS)]
 
 
 @pytest.mark.parametrize("command", typed(DOCKER))
-def test_each_docker_command_names_what_is_there(reader: Place, command: str) -> None:
+def test_each_docker_command_names_what_is_there(place: str, command: str) -> None:
     """Files, image, services; options of `run` as in the Compose file; what is run inside works."""
     words = shlex.split(command)
-    kinds: dict[str, Callable[[list[str], Place], None]] = {
+    kinds: dict[str, Callable[[list[str], str], None]] = {
         "build": docker_build, "compose": docker_compose, "run": docker_run,
     }  # fmt: skip
-    kinds[words[1]](words[2:], reader)
+    kinds[words[1]](words[2:], place)
 
 
-def docker_build(words: list[str], _: Place) -> None:
+def docker_build(words: list[str], _: str) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-f")
     parser.add_argument("-t")
@@ -65,7 +59,7 @@ def docker_build(words: list[str], _: Place) -> None:
     assert (args.t, args.context) == (IMAGE, ".")
 
 
-def docker_compose(words: list[str], reader: Place) -> None:
+def docker_compose(words: list[str], place: str) -> None:
     assert words[0] == "-f"
     assert os.path.samefile(os.path.join(REPOSITORY, words[1]), os.path.join(REPOSITORY, "packaging/oci/compose.yml"))
     match words[2:]:
@@ -75,18 +69,20 @@ def docker_compose(words: list[str], reader: Place) -> None:
             assert service in compose()
         case ["exec", service, *inside]:
             assert service in compose()
-            ran(reader, inside)
+            ran(place, inside)
         case other:
             pytest.fail(f"what does {other} do?")
 
 
-def ran(reader: Place, inside: list[str]) -> None:
-    done = reader.run(shlex.join(inside))
+def ran(place: str, inside: list[str]) -> None:
+    """Inside of a container: a reader's place with a daemon."""
+    with Place(place) as reader:
+        done = reader.run(shlex.join(inside))
     assert done.returncode == 0, done.stdout
     assert done.stdout
 
 
-def docker_run(words: list[str], _: Place) -> None:
+def docker_run(words: list[str], _: str) -> None:
     """The same as the service of that name: each option of the one has its key in the other."""
     parser = argparse.ArgumentParser()
     for option in ("name", "pid", "cgroupns", "user", "cap-drop", "security-opt", "memory", "memory-swap"):
@@ -129,7 +125,7 @@ def docker_run(words: list[str], _: Place) -> None:
 
 
 @pytest.mark.parametrize("command", typed(KUBERNETES))
-def test_each_kubectl_command_names_what_is_there(reader: Place, command: str) -> None:
+def test_each_kubectl_command_names_what_is_there(place: str, command: str) -> None:
     """Directories that build, objects that are in them; what is run inside works."""
     objects = {
         (document["metadata"].get("namespace"), f"{document['kind'].lower()}/{document['metadata']['name']}")
@@ -146,7 +142,7 @@ def test_each_kubectl_command_names_what_is_there(reader: Place, command: str) -
             assert (namespace, thing) in objects
         case ["kubectl", "--namespace", namespace, "exec", thing, "--", *inside]:
             assert (namespace, thing) in objects
-            ran(reader, inside)
+            ran(place, inside)
         case other:
             pytest.fail(f"what does {other} do?")
 
