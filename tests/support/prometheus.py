@@ -74,6 +74,14 @@ class Prometheus:
         """What an expression gives now: labels and values."""
         return [(one["metric"], float(one["value"][1])) for one in self.ask("query", query=expression)["result"]]
 
+    def health(self) -> set[str]:
+        """How the rules fare: ok, err, or unknown until they have been evaluated."""
+        return {rule["health"] for group in self.ask("rules")["groups"] for rule in group["rules"]}
+
+    def firing(self) -> set[str]:
+        """The names of the alerts that fire."""
+        return {one["labels"]["alertname"] for one in self.ask("alerts")["alerts"] if one["state"] == "firing"}
+
     def scraped(self, times: int) -> None:
         """Wait until the daemon has been scraped so often from here on."""
         before = self._scrapes()
@@ -167,6 +175,6 @@ def selectors(expression: str) -> list[str]:
 
 
 def _filled(expression: str) -> str:
-    filled = expression.replace('"$instance"', '".*"').replace('"$target"', '".*"').replace("$__rate_interval", "20s")
+    filled = expression.replace('"$instance"', '".*"').replace('"$target"', '".*"').replace("$__rate_interval", "5m")
     assert "$" not in filled, filled
     return filled
