@@ -90,10 +90,11 @@ class Ring:
                 self._write(self._fd, packed)
             except OSError:
                 # Attempts at a full disk must not fill the ring with empty files.
-                os.unlink(name, dir_fd=directory_fd)
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=directory_fd)
                 raise
         finally:
-            os.close(directory_fd)
+            _let_go(directory_fd)
 
     def append(self, lines: bytes, *, sync: bool) -> None:
         """Add lines. sync: ask the disk to keep them now, if it was not asked a moment ago."""
@@ -112,9 +113,10 @@ class Ring:
 
     def close(self) -> None:
         """Let go of the segment as it is."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            # Also when this fails the descriptor is gone (close(2)): a second time would close somebody else's.
+            os.close(fd)
 
     def _write(self, fd: int, packed: bytes) -> None:
         """All of it or nothing: what a full disk took of it is cut off again, so that the rest stays readable."""
@@ -138,7 +140,7 @@ class Ring:
                 os.mkdir(SUBDIRECTORY, 0o700, dir_fd=state_fd)
             return os.open(SUBDIRECTORY, os.O_RDONLY | os.O_DIRECTORY | _OPEN, dir_fd=state_fd)
         finally:
-            os.close(state_fd)
+            _let_go(state_fd)
 
     def _make_room(self, directory_fd: int) -> tuple[int, int]:
         """Remove the oldest segments until a full one fits. Returns the next number and the bytes that are kept."""
@@ -153,6 +155,12 @@ class Ring:
             kept_bytes -= sizes.pop(name)
         match = _NAME.fullmatch(found[-1]) if found else None
         return (int(match[1]) + 1 if match else 1), kept_bytes
+
+
+def _let_go(directory_fd: int) -> None:
+    """Close a directory. Nothing was written through it that could be lost; failing closes it as well (close(2))."""
+    with contextlib.suppress(OSError):
+        os.close(directory_fd)
 
 
 class Begin(Struct, frozen=True):
@@ -223,15 +231,19 @@ class Writer:
             try:
                 self._carry_out(order)
             except OSError as error:
-                self.ring.close()
-                self.failure = Failure(self._segment, self._sentence(error))
+                self._give_up(error)
             self._done += 1
             self.longest_s = max(self.longest_s, time.monotonic() - began)
         try:
             self.ring.finish()
         except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        # What fails a write may fail the closing as well, and there is nothing more to be told by that.
+        with contextlib.suppress(OSError):
             self.ring.close()
-            self.failure = Failure(self._segment, self._sentence(error))
+        self.failure = Failure(self._segment, self._sentence(error))
 
     def _carry_out(self, order: Begin | Batch) -> None:
         match order:

@@ -139,7 +139,9 @@ class StateDirectory:
             self._require_private(os.fstat(directory))
             yield directory
         finally:
-            os.close(directory)
+            # Nothing was written through it that could be lost, and failing closes it as well (close(2)).
+            with contextlib.suppress(OSError):
+                os.close(directory)
 
     def _require_private(self, found: os.stat_result) -> None:
         """Who can write a record can have limits written by the daemon."""

@@ -1,6 +1,6 @@
 """`make torture`: faults against a running daemon on a real kernel, the daemon itself under pressure, and a soak.
 
-    python -m tests.torture [--seed N] [--rounds N] [--minutes M] [--parts faults,strain,soak] [--kinds "disk full,…"]
+    python -m tests.torture [--seed N] [--rounds N] [--minutes M] [--parts faults,calls,strain,soak] [--kinds "…,…"]
 
 On this host's cgroup v2 if it has one that can be written, else in user-mode Linux. The same seed makes the same
 schedule of faults. Prints tables, and writes them into docs/explanation/reliability.md (--no-document leaves that).
@@ -8,6 +8,7 @@ Exit status 0: the oracle had nothing to say.
 """
 
 import argparse
+import dataclasses
 import datetime
 import json
 import os
@@ -23,12 +24,13 @@ from typing import Any
 from tests.support import cgroup
 from tests.support.running import REPOSITORY
 from tests.support.uml import runner
-from tests.torture import guest, report
+from tests.torture import calls, guest, report, soak
 
 SEED = 1
 ROUNDS = 160
 MINUTES = 15.0
 SOAK_MINUTES = 8.0
+ERRORS = 2
 GUESTS = 2
 FAULTS_MEMORY_BYTES = 768 * runner.MIB
 # Little, so that it thrashes soon.
@@ -90,6 +92,26 @@ def strain(_: argparse.Namespace) -> tuple[bool, str]:
     return right, "\n\n".join([head, report.strain(strains), *troubles])
 
 
+def every_call(options: argparse.Namespace) -> tuple[bool, str]:
+    """Each call into the kernel failed in turn, on a tree of plain files."""
+    cases = []
+    for case in calls.play(calls.cases(options.seed, ERRORS)):
+        cases.append({**dataclasses.asdict(case), "text": str(case)})
+        if case.wrong:
+            say(f"{case}: {case.wrong[0]}")
+    wrong = report.calls_wrong(cases)
+    head = f"### Every call into the kernel\n\nSeed {options.seed}, {ERRORS} errors for each, on a tree of plain files."
+    return not wrong, "\n\n".join([head, report.calls(cases), *([f"```text\n{wrong}\n```"] if wrong else [])])
+
+
+def soaked(options: argparse.Namespace) -> tuple[bool, str]:
+    """Eight hours in a few minutes."""
+    growth = soak.run(options.soak_minutes, options.seed, say)
+    minutes = f"{options.soak_minutes:g} minutes"
+    head = f"### Soak\n\n{soak.HOURS} hours of an act a second, in {minutes}; lines fitted to the last three quarters."
+    return growth.right, "\n\n".join([head, report.soak({**dataclasses.asdict(growth), "hours": growth.hours})])
+
+
 def elsewhere(shares: list[list[str]], memory_bytes: int, limit_s: float) -> tuple[list[dict[str, Any]], list[str]]:
     """Run tests.torture.guest with each of these, at once; what they put down, and what went wrong with them."""
     with tempfile.TemporaryDirectory(prefix="edgeguardd-torture-", dir="/tmp") as directory:
@@ -136,7 +158,12 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], tuple[bool, str]]] = {"faults": faults, "strain": strain}
+PARTS: dict[str, Callable[[argparse.Namespace], tuple[bool, str]]] = {
+    "faults": faults,
+    "calls": every_call,
+    "strain": strain,
+    "soak": soaked,
+}
 
 
 if __name__ == "__main__":

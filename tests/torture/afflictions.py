@@ -21,7 +21,8 @@ from typing import Any
 
 # Calls that asyncio and asyncinotify make for the daemon: no line of its source shows them.
 # What each may answer, by its manual page; asyncio takes any other for a defect of its own.
-_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NO_MORE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_SHORT = (*_NO_MORE, errno.ENOBUFS)
 LIBRARY = {
     "socket.accept": (*_SHORT, errno.ECONNABORTED),
     "socket.recv": (errno.ECONNRESET, errno.ENOMEM, errno.ETIMEDOUT),
@@ -29,6 +30,13 @@ LIBRARY = {
     "epoll.register": (errno.ENOMEM, errno.ENOSPC),
     "inotify.new": (errno.EMFILE, errno.ENFILE, errno.ENOMEM),
     "inotify.add_watch": (errno.ENOSPC, errno.ENOMEM, errno.EACCES, errno.ENOENT),
+}
+
+# Calls that only a shortage can fail: they open nothing that could be missing or forbidden.
+SHORTAGES = {
+    **dict.fromkeys(("select.epoll", "os.pipe", "os.dup"), _NO_MORE),
+    "socket.socket": _SHORT,
+    "os.pidfd_open": (*_NO_MORE, errno.ESRCH),
 }
 
 # Whose close can fail: files of a disk. Those of kernfs and procfs have no way to (no flush in their file_operations).
@@ -66,7 +74,8 @@ class Afflictions:
         plan = self.plan
         if key in plan.sites and plan.chance.random() < plan.odds:
             self.hits[key] += 1
-            number = plan.chance.choice(LIBRARY[key]) if key in LIBRARY else plan.number
+            plausible = LIBRARY.get(key) or SHORTAGES.get(key.rpartition(":")[2])
+            number = plan.number if plausible is None or plan.number in plausible else plan.chance.choice(plausible)
             raise OSError(number, os.strerror(number))
 
     def die_at(self, point: str, nth: int) -> None:

@@ -75,6 +75,7 @@ class Case:
     site: str
     number: int
     hits: int = 0
+    at_start: bool = False
     died: bool = False
     wrong: list[str] = field(default_factory=list)
 
@@ -238,6 +239,7 @@ def while_running(stage: Stage, case: Case) -> None:
 
 def at_start(stage: Stage, case: Case) -> None:
     """The call fails while the daemon starts: it runs nevertheless, or ends with one sentence; then it starts well."""
+    case.at_start = True
     stage.leave()
     stage.daemon.kill()
     since, words = len(stage.daemon.all_facts()), len(stage.daemon.words)
@@ -245,7 +247,12 @@ def at_start(stage: Stage, case: Case) -> None:
     stage.daemon.starting_with = [{"do": "fail", "sites": [case.site], "number": case.number, "odds": 1.0, "seed": 1}]
     stage.daemon.start(wait=False)
     stage.daemon.starting_with = []
-    eventually(lambda: not stage.daemon.alive or len(stage.daemon.facts("started")) > started, SETTLE_S)
+
+    def decided() -> bool:
+        """It has ended, or runs; of one whose log is what fails, only its socket tells."""
+        return not stage.daemon.alive or len(stage.daemon.facts("started")) > started or stage.daemon.listens()
+
+    eventually(decided, SETTLE_S)
     if stage.daemon.alive:
         case.hits += hits(stage, case)
         stage.daemon.ask("heal")

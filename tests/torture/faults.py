@@ -11,14 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tests.support.wait import eventually
+from tests.torture import callsites
 from tests.torture.plan import MISBEHAVIOURS, Words
 from tests.torture.world import MAX_BYTES, MIB, World, mounted
 
 # How long a fault stays at most when nothing of it is to be seen: few calls are made at some sites.
 PATIENCE_S = 1.5
+# Five intervals of a quarter of a second make it stale; the rest is for a busy guest.
+BLIND_WITHIN_S = 20.0
+SERVICE_UNAVAILABLE = 503
 
 CHURN = """
 import os, sys
@@ -39,6 +43,8 @@ class Seen:
 
     effects: int = 0
     daemon_died: bool = False
+    # What was wrong while it lasted.
+    wrong: list[str] = field(default_factory=list)
 
 
 Fault = Callable[[World, Words, Seen], Iterator[None]]
@@ -162,6 +168,21 @@ def calls_fail(world: World, words: Words, seen: Seen) -> Iterator[None]:
     within(lambda: False, 0.2)
     world.daemon.ask("fail", sites=[], number=0, odds=0.0, seed=0)
     seen.effects = sum(world.daemon.ask("count").get("hits", {}).values())
+
+
+def daemon_blinded(world: World, words: Words, seen: Seen) -> Iterator[None]:
+    """No file of any cgroup can be read: it has to say so, and to see again afterwards."""
+    reading = ("edgeguardd.kernel.cgroupfs", "os.pread")
+    sites = [site.key for site in callsites.sites() if (site.module, site.call) == reading]
+    world.daemon.ask("fail", sites=sites, number=words["number"], odds=1.0, seed=0)
+    yield
+    if within(lambda: world.http_status("/healthz") == SERVICE_UNAVAILABLE, BLIND_WITHIN_S):
+        seen.effects = 1
+    else:
+        seen.wrong.append("it sees nothing, and says that it is healthy")
+    world.daemon.ask("fail", sites=[], number=0, odds=0.0, seed=0)
+    if not within(lambda: world.http_status("/healthz") != SERVICE_UNAVAILABLE, BLIND_WITHIN_S):
+        seen.wrong.append("it sees again, and says that it does not")
 
 
 def calls_fail_at_the_start(world: World, words: Words, seen: Seen) -> Iterator[None]:
@@ -308,6 +329,7 @@ FAULTS: dict[str, Fault] = {
     "descriptors run out": descriptors_run_out,
     "calls fail": calls_fail,
     "calls fail at the start": calls_fail_at_the_start,
+    "daemon blinded": daemon_blinded,
     "wall clock jumps": wall_clock_jumps,
     "machine suspended": machine_suspended,
     "daemon stopped": daemon_stopped,

@@ -5,13 +5,10 @@ Each check is a function of its own that yields what is wrong, in sentences; the
 """
 
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.wait import DEADLINE_S
 from tests.torture.world import MIB, QUIET, SERVERS, STATIC_BYTES, Actor, World
 
 # The defaults, as docs/reference/config.md has them, below the nearest limit.
@@ -200,7 +197,7 @@ def counts(world: World, since: Before) -> Iterator[str]:
 def health(world: World, since: Before) -> Iterator[str]:
     """Health, readiness, defects and what was said are as they should be."""
     for path in ("/healthz", "/readyz"):
-        status = http_status(world, path)
+        status = world.http_status(path)
         if status != 200:
             yield f"{path} answers {status}"
     for fact in world.daemon.all_facts()[since.facts :]:
@@ -227,16 +224,6 @@ CHECKS: dict[str, Callable[[World, Before], Iterator[str]]] = {
     "health": health,
     "servers": servers,
 }
-
-
-def http_status(world: World, path: str) -> int:
-    """The status that a page answers with."""
-    try:
-        with urllib.request.urlopen(world.daemon.http + path, timeout=DEADLINE_S) as answer:  # noqa: S310  loopback
-            return int(answer.status)
-    except urllib.error.HTTPError as refused:
-        with refused:
-            return refused.code
 
 
 def _level(ratio: float) -> str:

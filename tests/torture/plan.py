@@ -105,6 +105,10 @@ def _errno(chance: random.Random) -> Words:
     }
 
 
+def _blinding(chance: random.Random) -> Words:
+    return {"number": getattr(errno, chance.choice(("EIO", "ENOMEM", "EACCES")))}
+
+
 def _room(chance: random.Random) -> Words:
     return {"room": chance.randint(0, 6)}
 
@@ -150,6 +154,7 @@ KINDS: dict[str, Callable[[random.Random], Words]] = {
     "descriptors run out": _room,
     "calls fail": _errno,
     "calls fail at the start": _errno,
+    "daemon blinded": _blinding,
     "wall clock jumps": _seconds(60, 10_000_000),
     "machine suspended": _gap,
     "daemon stopped": _nothing,

@@ -9,6 +9,8 @@ from typing import Any
 
 Row = dict[str, Any]
 
+MIB = 1 << 20
+
 BEGIN = "<!-- torture: begin -->"
 END = "<!-- torture: end -->"
 
@@ -64,6 +66,49 @@ def findings(verdicts: Sequence[Row]) -> str:
             lines.append(f"{verdict['text']}\n  {check}:")
             lines += [f"    {sentence}" for sentence in sorted(set(sentences))]
     return "\n".join(lines)
+
+
+def calls(cases: Sequence[Row]) -> str:
+    """Every call into the kernel failed in turn, by module: how many there are, and what was left of failing them."""
+    modules: dict[str, list[Row]] = {}
+    for case in cases:
+        module, colon, _ = case["site"].partition(":")
+        modules.setdefault(module.removeprefix("edgeguardd.") if colon else "libraries", []).append(case)
+    rows = [_calls_row(module, mine) for module, mine in sorted(modules.items())]
+    head = ["calls of", "calls", "failed", "times", "started all the same", "ended in a sentence", "wrong"]
+    return table(head, [*rows, _calls_row("all", cases)])
+
+
+def _calls_row(name: str, cases: Sequence[Row]) -> list[str]:
+    starts = [case for case in cases if case["at_start"]]
+    return [
+        name,
+        str(len({case["site"] for case in cases})),
+        str(len({case["site"] for case in cases if case["hits"]})),
+        str(sum(case["hits"] for case in cases)),
+        str(sum(not case["died"] for case in starts)),
+        str(sum(case["died"] for case in starts)),
+        str(sum(bool(case["wrong"]) for case in cases)),
+    ]
+
+
+def calls_wrong(cases: Sequence[Row]) -> str:
+    """Each case that left something, with what it left."""
+    return "\n".join(f"{case['text']}\n    {sentence}" for case in cases for sentence in sorted(set(case["wrong"])))
+
+
+def soak(growth: Row) -> str:
+    """What grew, if anything."""
+    resident, descriptors = growth["resident_kib"], growth["descriptors"]
+    rows = [
+        ["simulated", f"{growth['hours']:.1f} h: {growth['acts']} acts, {growth['commands']} commands"],
+        ["resident memory", f"{growth['first_bytes'] / MIB:.1f} MiB, at the end {growth['last_bytes'] / MIB:.1f} MiB"],
+        ["growth of resident memory", f"{resident[0]:+.1f} ± {resident[1]:.1f} KiB a simulated hour (95 %)"],
+        ["growth of descriptors", f"{descriptors[0]:+.2f} ± {descriptors[1]:.2f} a simulated hour (95 %)"],
+        ["descriptors more than before, at rest", f"{growth['left_open']:+d}"],
+        ["defects", str(growth["defects"])],
+    ]
+    return table(["what", "figure"], rows)
 
 
 def strain(rows: Sequence[Row]) -> str:

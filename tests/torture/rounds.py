@@ -60,6 +60,8 @@ def one(world: World, each: Round) -> Verdict:
     with contextlib.contextmanager(fault)(world, each.words, verdict.seen):
         for name, ratio in each.crossings:
             world.fill(name, ratio, wait=False)
+    if verdict.seen.wrong:
+        verdict.wrong["meanwhile"] = verdict.seen.wrong
     mend(world, each)
     settle(world, verdict)
     for check, judge in oracle.CHECKS.items():

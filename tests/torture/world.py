@@ -15,12 +15,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import urllib.error
+import urllib.request
 from collections import Counter
 from typing import Any
 
 from tests.support.cgroup import Cgroup
 from tests.support.running import Daemon
-from tests.support.wait import eventually
+from tests.support.wait import DEADLINE_S, eventually
 
 MIB = 1 << 20
 SERVERS = ("a", "b", "c")
@@ -359,6 +361,15 @@ class World:
         rows = [row for row in status["targets"] if row["rung"] != "normal" and row["name"] != QUIET]
         words = [fact for fact in facts if fact.get("target") in {row["name"] for row in rows}][-TAIL:]
         return json.dumps({"targets": rows, "machine": status["machine"], "log": words})
+
+    def http_status(self, path: str) -> int:
+        """The status that a page answers with."""
+        try:
+            with urllib.request.urlopen(self.daemon.http + path, timeout=DEADLINE_S) as answer:  # noqa: S310  loopback
+                return int(answer.status)
+        except urllib.error.HTTPError as refused:
+            with refused:
+                return refused.code
 
     def reloads(self) -> float:
         """How many reloads were taken, whatever came of them."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgeguardd import recorder as recorders
+from edgeguardd import segments
 from edgeguardd.core.config import Config, Policy, RecorderConfig
 from edgeguardd.core.engine import Engine
 from edgeguardd.core.events import CgroupAppeared, ConfigReloaded, Event, SampleTaken, TargetAdded
@@ -23,6 +24,8 @@ from edgeguardd.segments import Ring, is_segment
 from tests.support.descriptors import none_left, open_now
 from tests.support.script import usage
 from tests.support.wait import soon
+from tests.torture import callsites
+from tests.torture.afflictions import Afflictions, Gate
 
 # Small enough to fill in a test, large enough for a checkpoint in each of its eight segments.
 SMALL_BYTES = 128 << 10
@@ -287,6 +290,54 @@ def test_a_full_disk_is_said_once_counted_and_survived(tmp_path: Path, monkeypat
         assert last.engine.targets["llm"].present
 
     fly(tmp_path, flight, Ring(str(tmp_path), SMALL_BYTES, disk.write))
+
+
+class Remote(Ring):
+    """On a file system of another machine, which may fail the closing of a file as well as a write."""
+
+    away = False
+
+    def close(self) -> None:
+        super().close()
+        if self.away:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_file_that_can_neither_be_written_nor_closed_is_survived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorder's thread goes on, and records again when the file system is back."""
+    monkeypatch.setattr(recorders, "RETRY_S", 0.0)
+    disk = Disk()
+    ring = Remote(str(tmp_path), SMALL_BYTES, disk.write)
+
+    async def flight(one: Flight) -> None:
+        disk.free, ring.away = 0, True
+        one.need(100)
+        one.recorder.flush_soon()
+        await soon(lambda: one.recorder.stats.fault is not None)
+        disk.free, ring.away = 1 << 30, False
+        await _until_it_records(one)
+        one.need(400)
+        one.recorder.flush_soon()
+        await soon(lambda: one.read()[-1:] == [one.events[-1]])
+        assert one.recorder.stats.fault is None
+
+    fly(tmp_path, flight, ring)
+
+
+def test_a_directory_that_fails_to_close_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is lost by it, so a segment begins as ever, and no descriptor is left."""
+    closing = [site for site in callsites.sites() if (site.module, site.function) == (segments.__name__, "_let_go")]
+    failing = Afflictions()
+    failing.fail([site.key for site in closing], errno.EIO, odds=1.0, seed=0)
+    monkeypatch.setattr(segments, "os", Gate(os, segments.__name__, failing, frozenset({"os.close"})))
+    before = open_now()
+    ring = Ring(str(tmp_path), SMALL_BYTES)
+    ring.begin(b"{}\n", continuous=False)
+    ring.close()
+    none_left(before)
+    assert sum(failing.hits.values()) == 2
 
 
 async def _until_it_records(one: Flight) -> None:

@@ -1,0 +1,75 @@
+"""Eight hours of traffic in a few minutes: memory and descriptors of a daemon under mixed load, and whether they grow.
+
+The load and the looks are the benchmarks' own (tests/bench/soaker.py, soak.py): cgroups come and go, memory moves,
+subscribers join, obey, refuse and vanish, pages are scraped, the configuration is read again. What is simulated is one
+such act a second for eight hours; here they come as fast as the minutes given ask for.
+Must not: make load or look by itself. Upstream: __main__. Downstream: tests.bench.soak, tests.support.fits.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.bench.soak import Soaked, soak
+from tests.support.fits import Line, line
+
+HOURS = 8
+ACTS_PER_HOUR = 3600
+# The first quarter fills what is bounded: the recorder's buffers, series of departed targets, the allocator's pools.
+SETTLED_AFTER = 0.25
+# Acts take time themselves; so much faster they are asked for.
+HASTE = 1.3
+KIB = 1024
+# What eight hours may add for the growth to be no more than the allocator's ups and downs.
+ALLOWED_KIB = 1024
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What a soak came to: acts, and by how much memory and descriptors grow in a simulated hour."""
+
+    acts: int
+    commands: int
+    defects: int
+    looks: int
+    first_bytes: int
+    last_bytes: int
+    resident_kib: Line
+    descriptors: Line
+    left_open: int
+
+    @property
+    def hours(self) -> float:
+        """So many hours of an act a second."""
+        return self.acts / ACTS_PER_HOUR
+
+    @property
+    def right(self) -> bool:
+        """Whether nothing grows: zero is within what the fit allows for, or eight hours add less than is allowed."""
+        grown = self.resident_kib.slope - self.resident_kib.within
+        flat = grown <= 0 or HOURS * self.resident_kib.slope <= ALLOWED_KIB
+        return flat and self.left_open <= 0 and self.defects == 0 and self.hours >= HOURS
+
+
+def run(minutes: float, seed: int, tell: Callable[[str], None]) -> Growth:
+    """The soak, as long as it is given."""
+    seconds = 60 * minutes
+    tempo = HASTE * HOURS * ACTS_PER_HOUR / seconds
+    return judged(asyncio.run(soak(seconds, tempo, seed, tell)), seconds)
+
+
+def judged(soaked: Soaked, seconds: float) -> Growth:
+    """The lines through what is settled, against simulated hours."""
+    hours_per_second = soaked.acts / ACTS_PER_HOUR / seconds
+    settled = [look for look in soaked.looks if look.at_s >= SETTLED_AFTER * seconds]
+    return Growth(
+        acts=soaked.acts,
+        commands=soaked.commands,
+        defects=soaked.defects,
+        looks=len(soaked.looks),
+        first_bytes=settled[0].resident_bytes,
+        last_bytes=settled[-1].resident_bytes,
+        resident_kib=line([(look.at_s * hours_per_second, look.resident_bytes / KIB) for look in settled]),
+        descriptors=line([(look.at_s * hours_per_second, float(look.descriptors)) for look in settled]),
+        left_open=soaked.opened,
+    )
