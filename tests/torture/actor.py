@@ -52,6 +52,9 @@ class Actor:
         self.lock = threading.Lock()
         self.state: dict[str, Any] = dict(FREE)
         self.sock: socket.socket | None = None
+        # What was answered in this epoch, by number: told again it is answered again, and not done again.
+        self.epoch = ""
+        self.answered: dict[int, dict[str, Any]] = {}
         self.stat = os.open(f"/sys/fs/cgroup{own_cgroup()}/memory.stat", os.O_RDONLY)
         # Journal lines of both threads; a line is written whole.
         self.saying = threading.Lock()
@@ -143,6 +146,8 @@ class Actor:
         """One line."""
         match line["type"]:
             case "welcome":
+                if line["epoch"] != self.epoch:
+                    self.epoch, self.answered = line["epoch"], {}
                 self.state = {key: line[key] for key in FREE}
                 self.say(what="welcome", line=line)
             case "command":
@@ -159,17 +164,20 @@ class Actor:
         needed = self.needed()
         kind = self.kind
         if kind == "reconnect" and self.chance.random() < 0.5:
-            self.say(what="command", line=line, needed=needed, freed=0, kind=kind)
+            self.say(what="command", line=line, epoch=self.epoch, needed=needed, freed=0, kind=kind)
             sock.shutdown(socket.SHUT_RDWR)
             return
-        freed = 0 if kind in {"lie", "mute", "failing"} else self.carry_out(line, needed)
-        self.say(what="command", line=line, needed=needed, freed=freed, kind=kind)
+        told_again = line["seq"] in self.answered
+        freed = 0 if told_again or kind in {"lie", "mute", "failing"} else self.carry_out(line, needed)
+        self.say(what="command", line=line, epoch=self.epoch, needed=needed, freed=freed, kind=kind)
         if kind == "mute":
             return
         status = "failed" if kind == "failing" else "done"
-        self.send(type="ack", seq=line["seq"], status=status, effect="released" if freed else "none")
+        ack = {"type": "ack", "seq": line["seq"], "status": status, "effect": "released" if freed else "none"}
+        ack = self.answered.setdefault(line["seq"], ack)
+        self.send(**ack)
         if kind == "foreign":
-            self.send(type="ack", seq=line["seq"], status="done")
+            self.send(**ack)
 
     def carry_out(self, line: dict[str, Any], needed: int) -> int:
         """Absolutely, as the protocol has it: what is there already is not done again."""

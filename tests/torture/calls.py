@@ -21,7 +21,7 @@ from tests.support.running import Subscriber
 from tests.support.wait import eventually
 from tests.torture import plan
 from tests.torture.faults import within
-from tests.torture.world import Afflicted
+from tests.torture.world import Afflicted, free_port
 
 ERRNOS = tuple(getattr(errno, name) for name in plan.ERRNOS)
 # The limit and what relief raises it to have as many digits: a write does not shorten a plain file.
@@ -37,7 +37,7 @@ state_directory = "{place}/state"
 path = "{place}/s"
 stall = "1s"
 [http]
-port = 0
+port = {port}
 [log]
 format = "json"
 [recorder]
@@ -108,8 +108,9 @@ class Stage:
         self.quiet.write("cgroup.events", "populated 0\nfrozen 1\n")
         os.mkdir(f"{self.place}/tree/pods")
         self.counted = 0
-        self.config = CONFIG.format(place=self.place, rest=REST_BYTES)
-        self.daemon = Afflicted(self.place, self.config)
+        port = free_port()
+        self.config = CONFIG.format(place=self.place, rest=REST_BYTES, port=port)
+        self.daemon = Afflicted(self.place, self.config, port)
         self.server: Server | None = None
         self.baseline: dict[str, int] = {}
         self.called_at_start: set[str] = set()
@@ -173,7 +174,10 @@ class Stage:
         """What is not at rest yet."""
         if not self.daemon.alive:
             return ["the daemon has ended"]
-        status = self.daemon.status()
+        try:
+            status = self.daemon.status()
+        except OSError as error:
+            return [f"status cannot be asked for: {error}"]
         wrong = [f"{row['name']} is at {row['level']}" for row in status["targets"] if row["level"] != "normal"]
         wrong += [f"{row['name']} is degraded: {row['degraded']}" for row in status["targets"] if row["degraded"]]
         wrong += [f"{row['name']} owes {row['outstanding']}" for row in status["targets"] if row["outstanding"]]

@@ -48,7 +48,7 @@ stall = "1s"
 heartbeat = "1s"
 
 [http]
-port = 0
+port = {port}
 
 [log]
 format = "json"
@@ -171,7 +171,8 @@ class DeadError(Exception):
 class Afflicted(Daemon):
     """The daemon with afflictions in it, and the way to its control socket."""
 
-    def __init__(self, directory: str, config: str) -> None:
+    def __init__(self, directory: str, config: str, port: int) -> None:
+        self.port = port
         self._facts: list[dict[str, Any]] = []
         self._read_bytes = 0
         # The last counts of calls heard of each run, by process.
@@ -185,6 +186,11 @@ class Afflicted(Daemon):
         self.starting_with: list[dict[str, Any]] = []
         # What replayed.check compares is not to be had of a daemon that is killed again and again.
         self.killed = True
+
+    @property
+    def http(self) -> str:
+        """Known also of a run whose log is what cannot be written."""
+        return f"http://127.0.0.1:{self.port}"
 
     def write_config(self, body: str) -> None:
         """The whole configuration."""
@@ -303,8 +309,9 @@ class World:
         for name in (*SERVERS, QUIET):
             self.cgroups[name] = self._undo.enter_context(self.top.child(name))
             self.limit(name, HIGH_BYTES, MAX_BYTES)
-        self.config = self._config()
-        self.daemon = Afflicted(self.directory, self.config)
+        port = free_port()
+        self.config = self._config(port)
+        self.daemon = Afflicted(self.directory, self.config, port)
         self._undo.callback(self._end_daemon)
         self.daemon.start()
         self.actors: dict[str, Actor] = {}
@@ -380,13 +387,13 @@ class World:
         """The target's row of /status."""
         return next((row for row in self.daemon.status()["targets"] if row["name"] == name), {})
 
-    def _config(self) -> str:
+    def _config(self, port: int) -> str:
         targets = "".join(
             f'[[target]]\nname = "{name}"\npath = "{cgroup.below_root}"\n{RESORT if name == QUIET else ""}'
             for name, cgroup in self.cgroups.items()
         )
         churn = f'[[target]]\nname = "g"\nglob = "{self.top.below_root}/churn*"\n'
-        return CONFIG.format(static=STATIC_BYTES, directory=self.directory) + targets + churn
+        return CONFIG.format(static=STATIC_BYTES, directory=self.directory, port=port) + targets + churn
 
     def _end_actors(self) -> None:
         for name, actor in self.actors.items():
@@ -399,6 +406,12 @@ class World:
             os.kill(self.daemon.pid, signal.SIGCONT)
             self.daemon.ask("heal")
             self.daemon.stop()
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
 
 
 def mounted(undo: contextlib.ExitStack, path: str, options: str) -> None:
