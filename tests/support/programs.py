@@ -24,7 +24,8 @@ STAMP = os.path.join(HOME, "stamp")
 # Each with the packages that it depends on and that are missing here.
 PROXIES = ("nginx", "haproxy")
 # Alone: what these packages depend on beside themselves is for managing certificates, and for pages to look at.
-ALONE = ("caddy", "prometheus", "prometheus-alertmanager")
+# promtool is a package of its own from Debian 13 on; before that it is in prometheus.
+ALONE = ("caddy", "prometheus", "promtool", "prometheus-alertmanager")
 # The first with sd_event_add_memory_pressure(3) is 254; Debian 12 has 252, and 254 among its backports.
 LIBRARY = ("libsystemd0", "libsystemd-dev")
 BACKPORTS = {"bookworm": "bookworm-backports"}
