@@ -94,6 +94,13 @@ def test_what_a_reading_began_with_is_known_while_it_is_told(tmp_path: Path) -> 
         assert s.targets.begun is None
         assert "the timer's" in s.defects[0]
         s.defects.clear()
+        s.while_told = lambda event: begun.append(s.targets.begun)
+        alarm = s.targets._targets["job"].alarm
+        assert alarm is not None
+        alarm._on_stall()  # as the kernel's trigger has it called; plain files have none
+        stalled = begun[-1]
+        assert stalled is not None
+        assert stalled.cause is Cause.STALL
         s.while_told = None
 
     play(tmp_path, scene)
