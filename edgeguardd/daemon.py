@@ -281,9 +281,15 @@ class Daemon:
 
     def _handle(self, event: Event, at: float) -> None:
         self._before(event)
-        self.recorder.record(event, at)
-        for effect in self.engine.handle(event, at):
-            self._carry_out(effect)
+        # What has come and what was done is written down afterwards: that takes longer than a command on its way.
+        done: list[Effect] = []
+        try:
+            for effect in self.engine.handle(event, at):
+                self._carry_out(effect)
+                done.append(effect)
+        finally:
+            self.recorder.record(event, at)
+            decisionlog.done(done)
         if isinstance(event, TargetDropped):
             self.metrics.departed(event.target, at)
             self._loop.call_soon(self.watches.place_again, event.target)
@@ -293,10 +299,8 @@ class Daemon:
             case Deliver():
                 self.subscribers.deliver(effect)
                 self.metrics.sent(effect)
-                decisionlog.command_sent(effect)
             case AnnounceLevel():
                 self.subscribers.announce(effect)
-                decisionlog.level_changed(effect)
                 self.recorder.flush_soon()
                 self._tell_systemd_status()
             case SetTimer():
@@ -308,7 +312,6 @@ class Daemon:
             case CommandEnded():
                 self.pages.ended(effect)
                 self.metrics.ended(effect)
-                decisionlog.command_ended(effect)
             case RaiseLimit():
                 self.relief.raise_limit(
                     effect.target, self.targets.path_of(effect.target), effect.from_bytes, effect.to_bytes
@@ -333,7 +336,7 @@ class Daemon:
             case Disconnect():
                 self.subscribers.disconnect(effect.subscriber, effect.reason)
             case Note():
-                decisionlog.note(effect)
+                pass  # a line of the log, and nothing else
             case _:
                 assert_never(effect)
 

@@ -3,9 +3,11 @@
 Must not: decide, or say what is only intended. Upstream: events and effects, after they happened. Downstream: logs.
 """
 
+from collections.abc import Iterable
+
 from msgspec import to_builtins
 
-from edgeguardd.core.effects import AnnounceLevel, CommandEnded, Deliver, Note
+from edgeguardd.core.effects import AnnounceLevel, CommandEnded, Deliver, Effect, Note
 from edgeguardd.core.events import SubscriberJoined, SubscriberLeft
 from edgeguardd.core.model import Outcome
 from edgeguardd.core.wire import Hello
@@ -15,6 +17,22 @@ from edgeguardd.serve.peercred import Peer
 from edgeguardd.serve.pressurewatch import Watcher
 
 log = get_logger()
+
+
+def done(effects: Iterable[Effect]) -> None:
+    """What has been carried out of one event, in order; effects that decide nothing have no line."""
+    for effect in effects:
+        match effect:
+            case AnnounceLevel():
+                level_changed(effect)
+            case Deliver():
+                command_sent(effect)
+            case CommandEnded():
+                command_ended(effect)
+            case Note():
+                note(effect)
+            case _:
+                pass
 
 
 def level_changed(change: AnnounceLevel) -> None:

@@ -31,6 +31,7 @@ class Guarded:
 
     `links`: its own cgroup first, then the ancestors towards the root; empty while the cgroup is absent or unreadable.
     `was_absent`: we have seen that it was not there, so all that the next one counts happened on our watch.
+    `number`: which beat its regular looks are on.
     `told`: the counters already told when its files went and its directory stayed.
     """
 
@@ -41,6 +42,7 @@ class Guarded:
         self.interval_s = interval_s
         self.dynamic = dynamic
         self.peers = 0
+        self.number = 0
         self.place: Place | None = None
         self.follower: Follower | None = None
         self.links: list[Link] = []

@@ -15,6 +15,7 @@ from edgeguardd.core.config import MachineConfig
 from edgeguardd.core.events import Event, MachineSampled
 from edgeguardd.core.model import DeviceUsage, MachineSample
 from edgeguardd.errors import EdgeguardError, FormatError, KernelError
+from edgeguardd.kernel import beats
 from edgeguardd.kernel.devices import Source, open_source
 from edgeguardd.kernel.pressure import PressureFile, StallAlarm
 
@@ -200,7 +201,7 @@ class Machine:
     def _set_timer(self) -> None:
         self._cancel_timer()
         if self._running:
-            self._timer = self._loop.call_later(self.interval_s, self._tick)
+            self._timer = self._loop.call_at(beats.due(self._loop.time(), self.interval_s), self._tick)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

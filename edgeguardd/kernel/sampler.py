@@ -10,6 +10,7 @@ Must not: know specs or peers (targets does), judge figures (core does). Upstrea
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 
 from edgeguardd.core import kernelfmt
@@ -24,6 +25,7 @@ from edgeguardd.core.events import (
 )
 from edgeguardd.core.model import Counters, Sample
 from edgeguardd.errors import KernelError
+from edgeguardd.kernel import beats
 from edgeguardd.kernel.cgroupfs import CgroupGoneError, CgroupRoot
 from edgeguardd.kernel.guarded import Guarded, Link
 from edgeguardd.kernel.neighbourhood import Neighbourhood
@@ -71,6 +73,7 @@ class Sampler:
         self._wakeups = Wakeups(loop)
         self._nodes: Nodes[Guarded] = Nodes(root, self._wakeups, self._woken)
         self._psi_said: set[str] = set()
+        self._numbers = itertools.count()
 
     def start(self, target: Guarded, *, fresh: bool = False) -> None:
         """Begin to follow the target's path. `fresh`: its cgroup has just been made, so all that it counts is news."""
@@ -78,6 +81,7 @@ class Sampler:
         target.place = self._tree.follow(target.path, target.follower)
         target.was_absent = fresh or not target.place.present
         target.looked_at = self._clock()
+        target.number = next(self._numbers)
         if target.place.present:
             self._attach(target, target.place)
         self._set_timer(target)
@@ -161,8 +165,8 @@ class Sampler:
         if target.place is None:
             return
         interval_s = target.interval_s if target.attached else max(target.interval_s, self.slow_s)
-        since_s = self._clock() - target.looked_at
-        target.timer = self._loop.call_later(min(interval_s, max(0.0, interval_s - since_s)), self._tick, target)
+        wait_s = beats.due(target.looked_at, interval_s, target.number) - self._clock()
+        target.timer = self._loop.call_later(min(interval_s, max(0.0, wait_s)), self._tick, target)
 
     def _cancel_timer(self, target: Guarded) -> None:
         if target.timer is not None:

@@ -13,15 +13,13 @@ import sys
 import tempfile
 
 from tests.demo import load, model, timeline, workload
-from tests.demo.run import LIMITS, Result, Run, Stage
+from tests.demo.contest import DEMONSTRATED
+from tests.demo.run import Result, Run, Stage
+from tests.demo.timeline import LIMITS
 from tests.support import cgroup
 from tests.support.uml import runner
 
-REACTIONS = {
-    "bare": "the kernel is left to its own means",
-    "naive": "the server waits on memory.events; any wake-up, it drops a quarter of its cache",
-    "guarded": "edgeguardd, on its defaults, asks the server for what is needed",
-}
+REACTIONS = {each.name: each for each in DEMONSTRATED}
 ROWS = (
     "requests",
     "served",
@@ -81,13 +79,13 @@ async def all_runs(options: argparse.Namespace) -> int:
         say("bar: # needed, : page cache that can be dropped, | memory.high, right end memory.max")
         results = []
         for reaction in [options.only] if options.only else REACTIONS:
-            say(f"\n== {reaction}: {REACTIONS[reaction]}")
-            results.append(await Run(stage, reaction, say).go(requests))
+            say(f"\n== {reaction}: {REACTIONS[reaction].about}")
+            results.append(await Run(stage, REACTIONS[reaction], say).go(requests))
     finally:
         shutil.rmtree(stage.directory)
         shutil.rmtree(stage.disk)
-    say("\n" + timeline.table([(each.reaction, figures(each)) for each in results], ROWS))
-    return verdict({each.reaction: each for each in results})
+    say("\n" + timeline.table([(each.name, figures(each)) for each in results], ROWS))
+    return verdict({each.name: each for each in results})
 
 
 def prepare() -> Stage:

@@ -6,13 +6,21 @@ Must not: tune anything; the daemon runs on its defaults. Upstream: run. Downstr
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from edgeguardd.core.config import MachineConfig
+from tests.demo.timeline import LIMITS
+
 MIB = 1024 * 1024
 STARTED_WITHIN_S = 60.0
 STOPPED_WITHIN_S = 20.0
+
+
+# What is worth a line of the timeline: text, the level if it has changed, bytes given back.
+Said = Callable[[str | None, str | None, int], None]
 
 
 def socket_path(directory: str) -> str:
@@ -21,15 +29,15 @@ def socket_path(directory: str) -> str:
 
 
 class Guard:
-    """`async with Guard(directory, said):` - ready inside the block. `said` gets (text, level, freed bytes)."""
+    """`async with Guard(directory, said):` - ready inside the block."""
 
-    def __init__(self, directory: str, said: Callable[[str | None, str | None, int], None]) -> None:
+    def __init__(self, directory: str, said: Said, configuration: str = "") -> None:
         self._directory = directory
         self._said = said
         # An empty file: the defaults, and not what /etc may hold on this machine.
         self._configuration = f"{directory}/edgeguardd.toml"
-        with open(self._configuration, "w"):
-            pass
+        with open(self._configuration, "w") as file:
+            file.write(configuration)
         self._started = asyncio.Event()
 
     async def __aenter__(self) -> "Guard":
@@ -81,6 +89,15 @@ class Guard:
                 self._said(f"server: {answered(line)}", None, freed)
             case other if line.get("severity") in {"warning", "error"}:
                 self._said(f"edgeguardd: {other} {figures(line)}", None, 0)
+
+
+def machine_guard(directory: str, said: Said) -> Guard:
+    """With marks for the machine that are the defaults' shares of what the server has room for (see rivals)."""
+    share = LIMITS.max_bytes / (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    defaults = MachineConfig()
+    marks = {"elevated": defaults.elevated_ratio, "high": defaults.high_ratio, "critical": defaults.critical_ratio}
+    rows = [f'{name} = "{ratio * share:.3%}"' for name, ratio in marks.items()]
+    return Guard(directory, said, "\n".join(["[machine]", *rows, ""]))
 
 
 def asked(line: dict[str, Any]) -> str:

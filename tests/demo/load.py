@@ -28,6 +28,7 @@ class Tally:
     longest_stall_s: float = 0.0
     checksums: dict[Request, int] = dataclasses.field(default_factory=dict)
     times_s: list[float] = dataclasses.field(default_factory=list)
+    answered_at: list[float] = dataclasses.field(default_factory=list)
     waiting: int = 0
     _waiting_since: float | None = None
 
@@ -43,6 +44,7 @@ class Tally:
         self.waiting -= 1
         self.look(now)
         if answered:
+            self.answered_at.append(now)
             self._waiting_since = now if self.waiting else None
 
     def look(self, now: float) -> None:

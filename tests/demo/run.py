@@ -12,18 +12,20 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, assert_never
 
 from tests.demo import guard, load, model, timeline
-from tests.demo.timeline import MIB, Limits, Look
+from tests.demo.contest import Contestant, Room
+from tests.demo.timeline import LIMITS, MIB, Look
 from tests.demo.workload import Request
 from tests.support.cgroup import Cgroup
 
-# Weights and interpreter at rest take about half of it.
-LIMITS = Limits(high_bytes=80 * MIB, max_bytes=96 * MIB)
+BALLAST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ballast.py")
 LOOK_EVERY_S = 1.0
 RESTART_AFTER_S = 0.5
+# So that a guard of the machine does not choose this process, which is larger than a server that has just begun.
+SERVER_SCORE = 300
 READY_WITHIN_S = 60.0
 # memory.stat: what cannot be dropped for free.
 NEEDED_KEYS = ("anon", "shmem", "file_mapped", "slab_unreclaimable", "pagetables", "kernel_stack")
@@ -51,40 +53,61 @@ class Stage:
 class Result:
     """A run's outcome."""
 
-    reaction: str
+    name: str
     tally: load.Tally
     kills: int = 0
     freed_bytes: int = 0
+    restarts: int = 0
+    gone_at: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def recovery_s(self) -> float:
+        """The longest time from the server's end to the next answer."""
+        waits = [next((at for at in self.tally.answered_at if at > gone), None) for gone in self.gone_at]
+        return max((at - gone for at, gone in zip(waits, self.gone_at, strict=True) if at is not None), default=0.0)
 
 
 class Run:
     """One run from an empty cgroup to the last answer."""
 
-    def __init__(self, stage: Stage, reaction: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, stage: Stage, contestant: Contestant, tell: Callable[[str], None]) -> None:
         self._stage = stage
-        self._reaction = reaction
+        self._contestant = contestant
         self._tell = tell
-        self._socket = f"{stage.directory}/{reaction}.sock"
+        self._socket = f"{stage.directory}/server.sock"
         self._started = time.monotonic()
         self._level = "-"
         self._drops: list[int] = []
         self._over = False
-        self.result = Result(reaction, load.Tally())
+        self.result = Result(contestant.name, load.Tally())
 
     async def go(self, requests: list[Request]) -> Result:
         """Play the whole schedule."""
         for path in (self._stage.weights, self._stage.index):
             model.forget(path)
-        with Cgroup.fresh(f"demo-{self._reaction}") as cgroup:
-            cgroup.set(high=LIMITS.high_bytes, max=LIMITS.max_bytes)
+        with Cgroup.fresh("demo") as cgroup:
+            self._limit(cgroup)
             async with contextlib.AsyncExitStack() as stack:
-                if self._reaction == "guarded":
-                    await stack.enter_async_context(guard.Guard(self._stage.directory, self._guard_said))
+                if self._contestant.beside is not None:
+                    await stack.enter_async_context(self._contestant.beside(self._stage.directory, self._guard_said))
+                if self._contestant.room is Room.MACHINE:
+                    await stack.enter_async_context(small_machine(LIMITS.max_bytes))
                 await self._play(cgroup, requests)
                 self.result.kills = cgroup.counters()["oom_kill"]
                 # Lifted, or a throttled server takes minutes to die.
                 cgroup.write("memory.high", "max")
         return self.result
+
+    def _limit(self, cgroup: Cgroup) -> None:
+        match self._contestant.room:
+            case Room.HIGH_AND_MAX:
+                cgroup.set(high=LIMITS.high_bytes, max=LIMITS.max_bytes)
+            case Room.MAX:
+                cgroup.set(max=LIMITS.max_bytes)
+            case Room.MACHINE:
+                pass
+            case _:
+                assert_never(self._contestant.room)
 
     async def _play(self, cgroup: Cgroup, requests: list[Request]) -> None:
         """The server up, the load through, the server down."""
@@ -116,6 +139,8 @@ class Run:
                 process.kill()
                 await process.wait()
                 raise
+            self.result.gone_at.append(time.monotonic())
+            self.result.restarts += 1
             self._event(
                 f"the server is gone ({signal.Signals(-status).name if status < 0 else status}); starting it again"
             )
@@ -126,11 +151,16 @@ class Run:
             os.unlink(self._socket)
         stage = self._stage
         options = ["--socket", self._socket, "--weights", stage.weights, "--index", stage.index]
-        options += ["--reaction", self._reaction]
+        options += ["--reaction", self._contestant.reaction]
         argv = [sys.executable, "-m", "tests.demo.server", *options]
         return await asyncio.create_subprocess_exec(
             "/bin/sh",
-            *("-c", 'echo $$ > "$0" && exec "$@"', cgroup.file("cgroup.procs"), *argv),
+            *(
+                "-c",
+                f'echo {SERVER_SCORE} > /proc/self/oom_score_adj; echo $$ > "$0" && exec "$@"',
+                cgroup.file("cgroup.procs"),
+                *argv,
+            ),
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "EDGEGUARDD_SOCKET": guard.socket_path(stage.directory)},
         )
@@ -171,6 +201,23 @@ class Run:
 
     def _at_s(self) -> float:
         return time.monotonic() - self._started
+
+
+@contextlib.asynccontextmanager
+async def small_machine(available_bytes: int) -> AsyncIterator[None]:
+    """Meanwhile the machine has no more memory left than this."""
+    ballast = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", "-B", BALLAST, str(available_bytes)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert ballast.stdout is not None
+    try:
+        assert await ballast.stdout.readline() == b"held\n"
+        yield
+    finally:
+        ballast.kill()
+        await ballast.wait()
 
 
 def look_at(cgroup: Cgroup) -> Look:

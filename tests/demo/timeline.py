@@ -20,6 +20,10 @@ class Limits:
     max_bytes: int
 
 
+# Of the demonstration's server. Weights and interpreter at rest take about half of it.
+LIMITS = Limits(high_bytes=80 * MIB, max_bytes=96 * MIB)
+
+
 @dataclasses.dataclass(frozen=True)
 class Look:
     """The server's memory at one moment: what it needs, what is page cache besides, and how often `high` counted."""

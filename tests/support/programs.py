@@ -26,6 +26,8 @@ PROXIES = ("nginx", "haproxy")
 # Alone: what these packages depend on beside themselves is for managing certificates, and for pages to look at.
 # promtool is a package of its own from Debian 13 on; before that it is in prometheus.
 ALONE = ("caddy", "prometheus", "promtool", "prometheus-alertmanager")
+# Other guards of memory, that the benchmarks run beside this one.
+GUARDS = ("earlyoom", "nohang")
 # The first with sd_event_add_memory_pressure(3) is 254; Debian 12 has 252, and 254 among its backports.
 LIBRARY = ("libsystemd0", "libsystemd-dev")
 BACKPORTS = {"bookworm": "bookworm-backports"}
@@ -60,7 +62,9 @@ def main() -> int:
     shutil.rmtree(HOME, ignore_errors=True)
     os.makedirs(f"{HOME}/archives/partial")
     os.makedirs(f"{HOME}/lists/partial")
-    print("setup: unpacking Debian packages into .build/debian, for tests alone: proxies, Prometheus, libsystemd")
+    print(
+        "setup: unpacking Debian packages into .build/debian, for tests alone: proxies, Prometheus, rivals, libsystemd"
+    )
     try:
         _fetch()
     except subprocess.CalledProcessError as failed:
@@ -89,7 +93,7 @@ def _fetch() -> None:
     wanted = [name for name in PROXIES if find(name) is None]
     if wanted:
         _apt("install", "--yes", "--download-only", "--no-install-recommends", *wanted)
-    alone = [name for name in ALONE if find(name) is None and _known(name)]
+    alone = [name for name in (*ALONE, *GUARDS) if find(name) is None and _known(name)]
     versions = [f"{name}/{backports}" if backports else name for name in LIBRARY]
     _apt("download", *alone, *versions)
     for package in glob.glob(f"{HOME}/archives/*.deb"):

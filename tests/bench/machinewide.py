@@ -1,0 +1,155 @@
+"""Reaction of guards of the whole machine: MemAvailable falls below their mark, and they do something.
+
+Their trigger is not a cgroup's counter but a figure that they read now and then, so this is another table than the
+reaction: from the write after which MemAvailable lay below the mark, as the process that wrote saw it, to the SIGTERM
+that the process got (earlyoom, nohang), or to the command that its subscriber could read (edgeguardd, by the machine's
+marks). Each has its mark at the same amount of memory, and is otherwise as it comes.
+
+Must not: end anything but its own sacrifice. Upstream: parts. Downstream: tests.demo.rivals, sacrifice, a daemon.
+"""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+from tests.bench.figures import SERIES_HEAD, in_series
+from tests.bench.listener import Listener
+from tests.bench.probes import Found, Tell, kernel
+from tests.bench.report import Table
+from tests.demo import rivals
+from tests.demo.run import small_machine
+from tests.demo.timeline import LIMITS, MIB
+from tests.support.cgroup import Cgroup
+from tests.support.running import Daemon
+
+SACRIFICE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sacrifice.py")
+MARK_BYTES = int(LIMITS.max_bytes * rivals.EARLYOOM_RATIO)
+TOLD_WITHIN_S = 30.0
+
+
+class Sacrifice:
+    """A process that grows past the mark and gives all back when it is told to end, for as often as it is asked."""
+
+    def __init__(self) -> None:
+        argv = [sys.executable, "-I", "-S", "-B", SACRIFICE, str(MARK_BYTES)]
+        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def ask(self, order: str) -> list[int]:
+        """One order and its answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{order}\n".encode())
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline().split()
+        if not answer:
+            raise RuntimeError(f"the sacrifice ended with {self._process.wait()}")
+        return [int(word) for word in answer]
+
+    def close(self) -> None:
+        """End it for good."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+async def of_killer(name: str, count: int, directory: str) -> list[float]:
+    """Seconds to the signal, `count` times."""
+    beside = rivals.earlyoom if name == "earlyoom" else rivals.nohang
+    async with beside(directory, lambda *_: None), small_machine(LIMITS.max_bytes):
+        sacrifice = Sacrifice()
+        try:
+            took_s = []
+            for _ in range(count):
+                crossed_ns, told_ns = await asyncio.to_thread(sacrifice.ask, "cross")
+                took_s.append((told_ns - crossed_ns) / 1e9)
+            return took_s
+        finally:
+            sacrifice.close()
+
+
+async def of_edgeguardd(count: int, directory: str) -> list[float]:
+    """Seconds to the command, `count` times; the target has no limit, so that the machine alone is judged."""
+    share = MARK_BYTES / (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    config = f"""
+[machine]
+elevated = "{share:.4%}"
+high = "{share / 2:.4%}"
+critical = "{share / 4:.4%}"
+[defaults]
+dwell = "10ms"
+restore_dwell = "10ms"
+repeat = 30
+"""
+    with Cgroup.fresh("bench") as cgroup:
+        target = f'[[target]]\nname = "llm"\npath = "{cgroup.below_root}"\n'
+        with Daemon(directory, config + target) as running:
+            running.killed = True  # all alike: not worth replaying
+            async with small_machine(LIMITS.max_bytes):
+                return await asyncio.to_thread(_commands, running, cgroup, count)
+
+
+def _commands(running: Daemon, cgroup: Cgroup, count: int) -> list[float]:
+    sacrifice, listener = Sacrifice(), Listener(running.socket_path)
+    try:
+        listener.say(type="hello", name="bench", target="llm")
+        listener.next("welcome")
+        took_s = []
+        for _ in range(count):
+            (crossed_ns,) = sacrifice.ask("take")
+            line = listener.next("command", TOLD_WITHIN_S)
+            while line.said["action"] == "restore":
+                listener.say(type="ack", seq=line.said["seq"], status="done")
+                line = listener.next("command", TOLD_WITHIN_S)
+            took_s.append((line.at_ns - crossed_ns) / 1e9)
+            sacrifice.ask("give")
+            listener.say(type="ack", seq=line.said["seq"], status="done")
+            _until_restored(listener)
+        return took_s
+    finally:
+        sacrifice.close()
+        listener.close()
+
+
+def _until_restored(listener: Listener) -> None:
+    """All acked, until the level is normal and what was asked is lifted."""
+    while True:
+        for line in listener.all():
+            if line.said["type"] == "command":
+                listener.say(type="ack", seq=line.said["seq"], status="done")
+                if line.said["action"] == "restore" and line.said["level"] == "normal":
+                    return
+        listener.read(TOLD_WITHIN_S, "restore")
+
+
+def run(options: Sequence[str], tell: Tell) -> Found:
+    """How often."""
+    count = int(options[0])
+    rows = []
+    missing = rivals.missing()
+    directory = tempfile.mkdtemp(prefix="eg", dir="/run")
+    try:
+        for name in ("earlyoom", "nohang"):
+            if name not in missing:
+                tell(f"machine: {name}, {count} times")
+                began = time.monotonic()
+                rows.append([name, "SIGTERM", *in_series(asyncio.run(of_killer(name, count, directory)))])
+                tell(f"  took {time.monotonic() - began:.0f} s")
+        tell(f"machine: edgeguardd, {count} times")
+        rows.append(["edgeguardd", "command", *in_series(asyncio.run(of_edgeguardd(count, directory)))])
+    finally:
+        shutil.rmtree(directory)
+    how = (
+        f"On {kernel()}. The mark of each is {MARK_BYTES / MIB:.1f} MiB of MemAvailable. All three read it now and "
+        "then, sooner the nearer it is: none is woken by the kernel."
+    )
+    notes = [how]
+    if missing:
+        notes.append(f"Not here: {', '.join(missing)}; `make setup` fetches them.")
+    return Found([Table("Reaction to MemAvailable", ["who", "does", *SERIES_HEAD], rows, notes)])

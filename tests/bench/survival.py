@@ -1,0 +1,97 @@
+"""Survival: the demonstration's load on its server, guard against guard, with the same seeds on the same kernel.
+
+    one probe a seed, so that a guest that dies costs one seed; its options: seed and seconds
+
+Must not: differ from the demonstration in anything but who takes part. Upstream: parts. Downstream: tests.demo.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+
+from tests.bench.figures import median, ms, percentile
+from tests.bench.probes import Found, Tell, kernel
+from tests.bench.report import Table
+from tests.demo import contest, load, rivals, workload
+from tests.demo.__main__ import prepare, wrong_answers
+from tests.demo.contest import Contestant
+from tests.demo.run import Result, Run
+from tests.demo.timeline import LIMITS, MIB
+
+HEAD = [
+    *("guard", "requests", "served", "refused in time", "timed out", "lost", "kills", "restarts"),
+    *("longest stall", "slowest recovery", "median answer", "p99 answer", "given back"),
+]
+
+
+def columns(result: Result) -> list[str]:
+    """One row of the table."""
+    tally = result.tally
+    counts = [tally.sent, tally.served, tally.rejected, tally.timed_out, tally.lost, ended(result), result.restarts]
+    recovery = f"{result.recovery_s:.1f} s" if result.gone_at else "-"
+    times = [f"{tally.longest_stall_s:.1f} s", recovery, ms(median(tally.times_s)), ms(percentile(tally.times_s, 0.99))]
+    return [result.name, *map(str, counts), *times, f"{result.freed_bytes / MIB:.0f} MiB"]
+
+
+def ended(result: Result) -> int:
+    """How often the server was killed, by the kernel or by a guard."""
+    return max(result.kills, result.restarts)
+
+
+def table(title: str, seed: int, results: Sequence[Result], notes: list[str]) -> Table:
+    """All of one seed."""
+    return Table(f"{title}, seed {seed}", HEAD, [columns(result) for result in results], notes)
+
+
+def measured(results: Sequence[Result]) -> dict[str, float]:
+    """What is promised of edgeguardd: by the names of budgets."""
+    own = next(each for each in results if each.name == "edgeguardd")
+    others = max(each.tally.served for each in results if not each.name.startswith("edgeguardd"))
+    return {
+        "survival_kills": float(ended(own)),
+        "survival_timeouts": float(own.tally.timed_out),
+        "survival_served": float(others - own.tally.served),
+    }
+
+
+async def compete(seed: int, seconds: float, contestants: Sequence[Contestant], tell: Tell) -> list[Result]:
+    """One after the other, each from an empty cgroup."""
+    requests = workload.schedule(seed, seconds)
+    stage = prepare()
+    results = []
+    try:
+        for contestant in contestants:
+            result = await Run(stage, contestant, lambda _: None).go(requests)
+            tally = result.tally
+            tell(
+                f"survival, seed {seed}: {result.name}: served {tally.served} of {tally.sent}, timed out "
+                f"{tally.timed_out}, lost {tally.lost}, kills {ended(result)}"
+            )
+            results.append(result)
+    finally:
+        shutil.rmtree(stage.directory)
+        shutil.rmtree(stage.disk)
+    return results
+
+
+def run(options: list[str], tell: Tell) -> Found:
+    """Seed, seconds."""
+    seed, seconds = int(options[0]), float(options[1])
+    without = rivals.missing()
+    machine = [each for each in contest.ON_A_SMALL_MACHINE if each.name not in without]
+    limited = asyncio.run(compete(seed, seconds, contest.LIMITED, tell))
+    small = asyncio.run(compete(seed, seconds, machine, tell))
+    wrong = wrong_answers([*limited, *small])
+    high, most = LIMITS.high_bytes // MIB, LIMITS.max_bytes // MIB
+    note = (
+        f"{seconds:.0f} s of load on {kernel()}; memory.high {high} MiB, memory.max {most} MiB, no swap; a request not "
+        f"answered within {load.TIMEOUT_S:.0f} s has timed out. Killed servers are started again at once. Answers that "
+        f"differ between runs: {wrong}."
+    )
+    of_machine = [f"No limits on the server; the machine is filled until {most} MiB are available."]
+    if without:
+        of_machine.append(f"Not here: {', '.join(without)}; `make setup` fetches them.")
+    return Found(
+        [table("In a cgroup", seed, limited, [note]), table("On a small machine", seed, small, of_machine)],
+        measured(limited),
+    )
