@@ -9,6 +9,7 @@ missing=()
 for pair in dh:debhelper dpkg-buildpackage:dpkg-dev lintian:lintian fakeroot:fakeroot; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || missing+=("${pair##*:}")
 done
+dpkg-query --show build-essential >/dev/null 2>&1 || missing+=(build-essential)
 /usr/bin/python3 -c 'import venv, ensurepip' >/dev/null 2>&1 || missing+=(python3-venv)
 if [ "${#missing[@]}" -gt 0 ]; then
     command -v apt-get >/dev/null || fail "cannot build a Debian package without ${missing[*]}: build on Debian 12 or newer"
