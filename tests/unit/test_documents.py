@@ -54,3 +54,9 @@ def test_what_is_to_be_seen_of_a_failure_exists(name: str) -> None:
     words = {"absent", "poll", "changed", "high", "up", *protocol}
     fields = {path.rpartition(".")[2] for path in httppage.MEANINGS}
     assert name in words | fields | set(logpage.rows_by_event()) | set(logpage.FIELDS) | {"dropped_before"}
+
+
+def test_the_changelog_says_everything_once() -> None:
+    """Under one of its headings; merging branches makes two of a line more often than one thinks."""
+    entries = [line[:60] for line in text_of("CHANGELOG.md").splitlines() if line.startswith("- ")]
+    assert sorted({entry for entry in entries if entries.count(entry) > 1}) == []
