@@ -3,7 +3,7 @@
 Must not: keep anything. Upstream: engine, the shells' plain counters. Downstream: metrics.
 """
 
-import platform
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -146,7 +146,7 @@ class SelfCollector(Collector):
         yield _by("http_responses", "Answers over HTTP.", ("status",), _keyed(self._sources.http().statuses))
 
     def _names(self) -> Iterator[Metric]:
-        version = {"version": __version__, "python": platform.python_version()}
+        version = {"version": __version__, "python": sys.version.split()[0]}
         yield InfoMetricFamily("edgeguardd_build", "What runs.", value=version)
         text = (
             "Which run of it this is, as the protocol and the recordings say, and of which boot: one series at a time."
