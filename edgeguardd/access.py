@@ -11,6 +11,9 @@ from edgeguardd.errors import ProtocolError, TargetError
 from edgeguardd.kernel import peers
 from edgeguardd.kernel.targets import Targets
 from edgeguardd.serve.peercred import Peer
+from edgeguardd.serve.subscribers import SubscriberServer
+
+NOT_A_MEMBER = "not in the target's cgroup any more"
 
 
 def target_for(peer: Peer, hello: Hello, config: Config, targets: Targets) -> str | None:
@@ -54,4 +57,22 @@ def watched_target(peer: Peer, spec: WatchSpec | None, config: Config, targets: 
 
 def _home_of(peer: Peer, targets: Targets) -> str:
     """The peer's cgroup, as the tree has it. Raises TargetError."""
-    return targets.located(peers.cgroup_of(peer.pid))
+    return targets.located(peers.cgroup_of(peer.pid, started=peer.started))
+
+
+def put_out_strangers(
+    subscribers: SubscriberServer, config: Config, targets: Targets, target: str | None = None
+) -> None:
+    """Disconnect who would not be let in any more: the target (None: any) has moved, or the rules have changed."""
+    for number, served, peer in subscribers.serving():
+        if target in (None, served) and not _may_stay(peer, served, config, targets):
+            subscribers.disconnect(number, NOT_A_MEMBER)
+
+
+def _may_stay(peer: Peer, target: str, config: Config, targets: Targets) -> bool:
+    if peer.uid in config.socket.allow_uids:
+        return True
+    try:
+        return targets.contains(target, _home_of(peer, targets))
+    except TargetError:
+        return False

@@ -259,6 +259,7 @@ class Daemon:
             self.metrics.reloaded(applied=True)
             self.emit(ConfigReloaded(config))
             self.targets.apply(config.targets, config.sampling, config.defaults)
+            access.put_out_strangers(self.subscribers, config, self.targets)
             self.machine.apply(config.machine)
             self.scores.apply(config.oom_scores, config.oom_score_recheck_s)
             self.watches.place_again()

@@ -100,6 +100,15 @@ def membership(data: bytes) -> Membership:
     )
 
 
+def uids(data: bytes) -> frozenset[int]:
+    """/proc/PID/status: the user numbers of a process, the real one and those in force. Raises FormatError."""
+    line = next((line for line in data.split(b"\n") if line.startswith(b"Uid:")), b"")
+    found = frozenset(int(word) for word in line.split()[1:] if word.isdigit() and len(word) <= 10)
+    if not found:
+        raise FormatError(f"cannot use /proc/PID/status: no Uid in {echo(data)}; check that /proc is mounted")
+    return found
+
+
 def controllers(data: bytes) -> Controllers:
     """/proc/cgroups. Raises FormatError when it has no row at all."""
     rows = [fields for fields in (line.split() for line in data.splitlines()) if len(fields) == 4]

@@ -16,7 +16,7 @@ from typing import assert_never
 from edgeguardd.core import effects, wire
 from edgeguardd.core.config import SocketConfig
 from edgeguardd.core.events import AckReceived, AdmitAsked, Event, ReportReceived, SubscriberJoined, SubscriberLeft
-from edgeguardd.core.model import Action, Report
+from edgeguardd.core.model import Action, Report, Role
 from edgeguardd.errors import EdgeguardError, ProtocolError
 from edgeguardd.serve.connection import Connection
 from edgeguardd.serve.peercred import Peer
@@ -117,6 +117,14 @@ class SubscriberServer:
         """Who is connected, by number."""
         return [self._status(number, connection) for number, connection in self._subscribers.items()]
 
+    def serving(self) -> list[tuple[int, str, Peer]]:
+        """Who serves which target: number, target, and the process that connected."""
+        return [
+            (number, connection.target, connection.peer)
+            for number, connection in self._subscribers.items()
+            if connection.hello.role is Role.INFERENCE and connection.target is not None
+        ]
+
     # Effects
 
     def welcome(self, effect: effects.Welcome) -> None:
@@ -199,8 +207,10 @@ class SubscriberServer:
 
     def greeted(self, connection: Connection, hello: wire.Hello) -> None:
         """Let a peer in, or tell it why not."""
-        if len(self._subscribers) >= self.config.max_subscribers:
-            most = self.config.max_subscribers
+        most = self.config.max_subscribers
+        full = len(self._subscribers) >= most
+        onlooker = self._onlooker() if full and hello.role is Role.INFERENCE else None
+        if full and onlooker is None:
             remedy = "close others or raise [socket] max_subscribers"
             connection.fault("too_many_subscribers", f"cannot take more than {most} subscribers: {remedy}")
             return
@@ -213,6 +223,8 @@ class SubscriberServer:
         except EdgeguardError as error:
             connection.fault("unknown_target", str(error))
             return
+        if onlooker is not None:
+            onlooker.fault("too_many_subscribers", "cannot let you look on: a server needs the place; try later")
         self._last_number += 1
         number = self._last_number
         self._waiting.pop(connection, None)
@@ -259,6 +271,10 @@ class SubscriberServer:
         self._connections.discard(connection)
         if not self._connections:
             self._all_closed.set()
+
+    def _onlooker(self) -> Connection | None:
+        """The observer that has been looking for the longest: who only looks makes room for who serves."""
+        return next((c for c in self._subscribers.values() if c.hello.role is Role.OBSERVER), None)
 
     def _audience(self, target: str) -> Iterator[Connection]:
         yield from self._by_target.get(target, {}).values()

@@ -1,14 +1,17 @@
 """Where a peer lives: from its pid to a cgroup path, or one sentence."""
 
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from edgeguardd.errors import TargetError
 from edgeguardd.kernel import peers
+from edgeguardd.serve.peercred import ENDED, peer_of
 from tests.support.descriptors import none_left, open_now
 
 
@@ -76,3 +79,76 @@ def test_no_descriptor_is_left() -> None:
         except TargetError:
             continue
     none_left(before)
+
+
+def test_a_number_that_was_given_again_is_another_process(tmp_path: Path) -> None:
+    """Who connects is known by its start as well: a later process of the same number is a stranger."""
+    place = proc(tmp_path, b"0::/llm\n")
+    (tmp_path / str(os.getpid()) / "stat").write_bytes(b"7 (a) b) S" + b" 1" * 18 + b" 4711 0\n")
+    assert peers.cgroup_of(os.getpid(), place, started=4711) == "/llm"
+    for started in (4712, -1):
+        with pytest.raises(TargetError, match="it has ended; connect again"):
+            peers.cgroup_of(os.getpid(), place, started=started)
+
+
+def test_a_connection_that_was_passed_on_does_not_lend_its_rights() -> None:
+    """The process that connected ends, somebody else has its connection, and the kernel gives its number again."""
+    here, there = socket.socketpair()
+    with tempfile.TemporaryDirectory(prefix="eg-", dir="/tmp") as place, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{place}/s")
+        listener.listen()
+        child = os.fork()
+        if child == 0:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(f"{place}/s")
+                socket.send_fds(there, [b"x"], [connection.fileno()])
+                there.recv(1)
+                os._exit(0)
+        _, (passed_on,), _, _ = socket.recv_fds(here, 1, 1)
+        with listener.accept()[0] as accepted:
+            peer = peer_of(accepted)
+            assert (peer.pid, peer.uid) == (child, os.geteuid())
+            assert peer.started > 0
+            here.send(b"x")
+            os.waitpid(child, 0)
+            with pytest.raises(TargetError, match="connect again"):
+                peers.cgroup_of(peer.pid, started=peer.started)
+            assert peer_of(accepted).started == ENDED
+            again = given_again(child)
+            if again is None:
+                pytest.skip("the kernel lets nobody here choose a number (ns_last_pid)")
+            with again:
+                assert again.pid == child
+                with pytest.raises(TargetError, match="it has ended; connect again"):
+                    peers.cgroup_of(peer.pid, started=peer.started)
+                if has_peer_pidfd(accepted):
+                    assert peer_of(accepted).started == ENDED
+                again.kill()
+        os.close(passed_on)
+    here.close()
+    there.close()
+
+
+def given_again(pid: int) -> "subprocess.Popen[bytes] | None":
+    """A process that has this number; None where that cannot be had."""
+    for _ in range(50):
+        try:
+            with open("/proc/sys/kernel/ns_last_pid", "w") as last:
+                last.write(str(pid - 1))
+        except OSError:
+            return None
+        started = subprocess.Popen(["sleep", "60"])
+        if started.pid == pid:
+            return started
+        started.kill()
+        started.wait()
+    return None
+
+
+def has_peer_pidfd(connection: socket.socket) -> bool:
+    """Linux 6.5 and newer tell the very process."""
+    try:
+        os.close(connection.getsockopt(socket.SOL_SOCKET, 77))
+    except OSError:
+        return False
+    return True
