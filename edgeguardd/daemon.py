@@ -48,6 +48,7 @@ from edgeguardd.core.events import (
     LastResortEnded,
     SubscriberJoined,
     SubscriberLeft,
+    TargetAdded,
     TargetDropped,
     TimerFired,
 )
@@ -349,6 +350,10 @@ class Daemon:
                 self.oom.counted(event)
             case LastResortEnded():
                 self.pages.resorted(event)
+            case TargetAdded():
+                # It may have moved: to another slice, say.
+                who, what = self.subscribers, self.targets
+                self._loop.call_soon(lambda: access.put_out_strangers(who, self.config, what, event.target))
             case SubscriberJoined():
                 decisionlog.subscriber_joined(event)
                 if event.role is Role.INFERENCE and event.target is not None:

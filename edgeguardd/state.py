@@ -295,7 +295,7 @@ def _replace(name: str, data: bytes, directory: int, durable: bool) -> None:
         finally:
             os.close(fd)
         os.rename(scratch, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except BaseException:
+    except BaseException:  # an interrupt too must not leave half a record beside the whole one
         with contextlib.suppress(OSError):
             os.unlink(scratch, dir_fd=directory)
         raise

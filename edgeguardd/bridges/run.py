@@ -116,7 +116,7 @@ class _Scene:
                 await self._keeper.start()
             if self._args.listen is not None:
                 await self._stack.enter_async_context(listening(self._gate, self._args.listen))
-        except BaseException:
+        except BaseException:  # __aexit__ does not follow, and a child that was started would go on
             await self._stack.aclose()
             raise
         return self

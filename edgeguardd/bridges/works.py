@@ -120,7 +120,7 @@ class Works:
             self._out.begin()
             try:
                 await self._within(self._server.release(), "release memory")
-            except BaseException:
+            except BaseException:  # cancelled, too, a model may be half out of memory: what is out has to be known
                 self._keep_out(self._server.out)
                 raise
             self._out.clear()
@@ -224,7 +224,7 @@ class Works:
         self._out.begin()
         try:
             self._out.took(await self._within(self._server.unload(), "unload"))
-        except BaseException:
+        except BaseException:  # cancelled, too
             # In part, perhaps: what is known to be out, or else everything, comes back with the restore.
             self._out.took(self._server.out or ())
             raise

@@ -5,6 +5,7 @@ Files are read one at a time, and may go while the daemon goes on recording: the
 """
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import TypeVar
@@ -117,10 +118,13 @@ def _listed(directory: str) -> list[str]:
 
 def _content(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
+        # O_NONBLOCK: a FIFO of that name must not hang the command.
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise RecordingError(f"cannot read {path}: it is no regular file; name a recording")
             # Not read(MAX_FILE_BYTES): that asks for so much memory first, on a box that may not have it.
-            size = os.fstat(file.fileno()).st_size
-            content = file.read() if size <= MAX_FILE_BYTES else None
+            content = file.read() if found.st_size <= MAX_FILE_BYTES else None
     except FileNotFoundError:
         raise
     except OSError as error:

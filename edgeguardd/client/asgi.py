@@ -205,7 +205,7 @@ class MemoryGuard:
             try:
                 await self._drain(command.deadline_s * DRAIN_SHARE)
                 return await _call(theirs, command)
-            except BaseException:
+            except BaseException:  # cancelled, too, nothing was unloaded, and requests are to be served again
                 self._places.open("unload")
                 raise
 
@@ -224,13 +224,13 @@ class MemoryGuard:
         try:
             try:
                 await self._app(scope, lifespan.receive, lifespan.send)
-            except Exception as error:
+            except Exception as error:  # whatever an application raises for a scope that it does not know
                 if lifespan.answered:
                     raise
                 log.info("the application takes no part in the lifespan (%r); its guard does", error)
             if not lifespan.answered:
                 await lifespan.go_alone()
-        except Exception as error:
+        except Exception as error:  # the server is to hear of it; it is raised again for everybody else
             await lifespan.fail(error)
             raise
         finally:

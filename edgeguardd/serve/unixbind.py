@@ -227,10 +227,10 @@ def _bind(path: str, mode: int, gid: int) -> socket.socket:
             if gid not in (-1, os.stat(path).st_gid):
                 os.chown(path, -1, gid)
             os.chmod(path, mode)
-        except BaseException:
+        except BaseException:  # an interrupt too must not leave a socket that anybody may connect to; it goes on
             os.unlink(path)
             raise
-    except BaseException:
+    except BaseException:  # whatever it was: nobody else has this descriptor, to close it
         sock.close()
         raise
     return sock
