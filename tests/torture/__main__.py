@@ -1,6 +1,6 @@
 """`make torture`: faults against a running daemon on a real kernel, the daemon itself under pressure, and a soak.
 
-    python -m tests.torture [--seed N] [--rounds N] [--minutes M] [--parts faults,calls,strain,soak] [--kinds "…,…"]
+    python -m tests.torture [--seed N] [--rounds N] [--minutes M] [--parts faults,calls,deaths,strain,soak] [--kinds …]
 
 On this host's cgroup v2 if it has one that can be written, else in user-mode Linux. The same seed makes the same
 schedule of faults. Prints tables, and writes them into docs/explanation/reliability.md (--no-document leaves that).
@@ -24,7 +24,7 @@ from typing import Any
 from tests.support import cgroup
 from tests.support.running import REPOSITORY
 from tests.support.uml import runner
-from tests.torture import calls, guest, report, soak
+from tests.torture import calls, deaths, guest, report, soak
 
 SEED = 1
 ROUNDS = 160
@@ -104,6 +104,15 @@ def every_call(options: argparse.Namespace) -> tuple[bool, str]:
     return not wrong, "\n\n".join([head, report.calls(cases), *([f"```text\n{wrong}\n```"] if wrong else [])])
 
 
+def every_death(_: argparse.Namespace) -> tuple[bool, str]:
+    """kill -9 before and after each order of the engine's, on a tree of plain files."""
+    found = [dataclasses.asdict(death) for death in deaths.play()]
+    head = (
+        "### kill -9 at each order\n\nBefore and after each order that the engine can give, on a tree of plain files."
+    )
+    return not any(row["wrong"] for row in found), f"{head}\n\n{report.deaths(found)}"
+
+
 def soaked(options: argparse.Namespace) -> tuple[bool, str]:
     """Eight hours in a few minutes."""
     growth = soak.run(options.soak_minutes, options.seed, say)
@@ -161,6 +170,7 @@ def say(text: str) -> None:
 PARTS: dict[str, Callable[[argparse.Namespace], tuple[bool, str]]] = {
     "faults": faults,
     "calls": every_call,
+    "deaths": every_death,
     "strain": strain,
     "soak": soaked,
 }

@@ -92,6 +92,25 @@ def _calls_row(name: str, cases: Sequence[Row]) -> list[str]:
     ]
 
 
+def deaths(rows: Sequence[Row]) -> str:
+    """The points at which the daemon was killed, and what was left of it."""
+    passed = [row["point"] for row in rows if not row["met"]]
+    lines = [
+        table(
+            ["points of death", "died there", "whole after the next start", "wrong"],
+            [[str(len(rows)), str(len(rows) - len(passed)), str(_whole(rows)), str(len(rows) - _whole(rows))]],
+        )
+    ]
+    if passed:
+        lines.append(f"Not come to on plain files: {', '.join(passed)}. The rounds of faults come to them.")
+    wrong = "\n".join(f"{row['point']}\n    {text}" for row in rows for text in sorted(set(row["wrong"])))
+    return "\n\n".join([*lines, *([f"```text\n{wrong}\n```"] if wrong else [])])
+
+
+def _whole(rows: Sequence[Row]) -> int:
+    return sum(not row["wrong"] for row in rows)
+
+
 def calls_wrong(cases: Sequence[Row]) -> str:
     """Each case that left something, with what it left."""
     return "\n".join(f"{case['text']}\n    {sentence}" for case in cases for sentence in sorted(set(case["wrong"])))
