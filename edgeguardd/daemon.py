@@ -45,6 +45,7 @@ from edgeguardd.core.events import (
     ConfigReloaded,
     CountersMoved,
     Event,
+    KillsWhileAway,
     LastResortEnded,
     SubscriberJoined,
     SubscriberLeft,
@@ -57,6 +58,8 @@ from edgeguardd.core.wire import Hello
 from edgeguardd.delays import DelayCollector, DelayCounters
 from edgeguardd.errors import ConfigError, EdgeguardError
 from edgeguardd.gate import ROOT, Gate
+from edgeguardd.keeper import Keeper
+from edgeguardd.keeperstats import KeeperCollector
 from edgeguardd.kernel import cgroupfs
 from edgeguardd.kernel.lastresort import LastResorts
 from edgeguardd.kernel.machine import Machine
@@ -127,6 +130,7 @@ class Daemon:
         self._homes: dict[int, str] = {}
         self._status_line = ""
         self._said_not_kept = False
+        self._stopping = False
         self.engine = Engine(config.sampling, config.machine)
         self.notifier = Notifier()
         root = cgroupfs.find_root(config.cgroup_root)
@@ -137,8 +141,9 @@ class Daemon:
         self.last_resorts = LastResorts(root, self._loop, self.emit, clock, state)
         self.machine = Machine(config.machine, self._loop, self.emit, on_fault=_partly_blind)
         self.targets = Targets(root, self._loop, self.emit, max_targets=config.max_targets, on_fault=_partly_blind)
-        epoch = uuid.uuid4().hex
-        self.recorder = Recorder(config, self.engine, self._loop, run=epoch, on_fault=_partly_blind)
+        self.keeper = Keeper(config.state_directory, root, self.engine, self.targets, self._loop, _partly_blind)
+        epoch = self.keeper.epoch
+        self.recorder = Recorder(config, self.engine, self._loop, run=uuid.uuid4().hex, on_fault=_partly_blind)
         self.subscribers = SubscriberServer(
             config.socket, epoch=epoch, emit=self._from_peer, admit_peer=self._admit_peer
         )
@@ -148,12 +153,14 @@ class Daemon:
         self.oom = OomReports(self._loop, state, self._paths, _partly_blind, enabled=config.kernel_log.enabled)
         self.metrics.registry.register(OomCollector(self.oom.stats))
         self.metrics.on_forget = self.oom.forget
+        self.metrics.registry.register(KeeperCollector(self.keeper.stats))
         self.scores = oomscores.keeper(self._loop)
         self.metrics.registry.register(oomscores.OomScoreCollector(self.scores.stats))
         self.delays = DelayCounters(config.delays, self._loop, lambda: _directories(root, self._paths()))
         self.metrics.registry.register(DelayCollector(lambda: self.delays.totals))
         self.pages = Pages(epoch, config_path, self.engine, self.targets, self.subscribers, self.metrics, self.machine)
         self.pages.oom = self.oom.stats
+        self.pages.state = self.keeper.stats
         self.pages.scores = self.scores.stats
         self.pages.sampling = config.sampling
         self.pages.watchers = self.watches.counts
@@ -172,11 +179,14 @@ class Daemon:
         # What a daemon before this one left lifted or frozen comes first: it distorts every reading.
         self.relief.recover()
         self.last_resorts.recover()
+        self.keeper.recall(self.emit)
         self.machine.start()
         self.targets.apply(self.config.targets, self.config.sampling, self.config.defaults)
+        self.keeper.guard_again(self.config.defaults)
         self.oom.start()
         oomscores.start(self.scores, self.config)
         self.delays.start()
+        self.keeper.start()
         watched = {spec.path for spec in self.config.pressure_watches}
         await self.subscribers.start([sock for sock in passed if sock.getsockname() not in watched])
         self.watches.start(passed)
@@ -213,6 +223,9 @@ class Daemon:
         _ignore_signals(self._loop)
         self.pages.ready = False
         self.notifier.stopping()
+        # Who is subscribed now is expected back by the next run: that we leave is not that they have left.
+        self._stopping = True
+        self.keeper.close()
         await self.subscribers.close("the daemon stops")
         self.watches.close()
         if self.http is not None:
@@ -283,10 +296,13 @@ class Daemon:
 
     def _handle(self, event: Event, at: float) -> None:
         self._before(event)
-        # What has come and what was done is written down afterwards: that takes longer than a command on its way.
+        # What has come and what was done is written down afterwards: that takes longer than a command on its way. What
+        # a restart must not lose comes first: one write into room that is there.
         done: list[Effect] = []
         try:
-            for effect in self.engine.handle(event, at):
+            effects = self.engine.handle(event, at)
+            self.keeper.note(event, effects, at)
+            for effect in effects:
                 self._carry_out(effect)
                 done.append(effect)
         finally:
@@ -300,7 +316,10 @@ class Daemon:
         match effect:
             case Deliver():
                 self.subscribers.deliver(effect)
-                self.metrics.sent(effect)
+                if effect.again:
+                    self.metrics.told_again(effect)
+                else:
+                    self.metrics.sent(effect)
             case AnnounceLevel():
                 self.subscribers.announce(effect)
                 self.recorder.flush_soon()
@@ -348,6 +367,8 @@ class Daemon:
         match event:
             case CountersMoved():
                 self.oom.counted(event)
+            case KillsWhileAway():
+                self.oom.missed(event.target, event.kills)
             case LastResortEnded():
                 self.pages.resorted(event)
             case TargetAdded():
@@ -382,6 +403,9 @@ class Daemon:
             final = event.status is not AckStatus.ACCEPTED
             if final and target is not None and event.seq in target.ledger.outstanding:
                 self.targets.sample_now(home)
+        if self._stopping and isinstance(event, SubscriberLeft):
+            decisionlog.subscriber_left(event)
+            return
         self.emit(event)
         if isinstance(event, SubscriberLeft):
             left = self._homes.pop(event.subscriber, None)

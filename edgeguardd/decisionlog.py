@@ -25,6 +25,8 @@ def done(effects: Iterable[Effect]) -> None:
         match effect:
             case AnnounceLevel():
                 level_changed(effect)
+            case Deliver() if effect.again:
+                command_told_again(effect)
             case Deliver():
                 command_sent(effect)
             case CommandEnded():
@@ -54,6 +56,19 @@ def command_sent(order: Deliver) -> None:
         deadline_s=command.deadline_s,
         why=command.reason,
         **to_builtins(command.parameters),
+    )
+
+
+def command_told_again(order: Deliver) -> None:
+    """Its subscriber is back after a restart of the daemon: number and parameters are those of the command as sent."""
+    command = order.command
+    log.info(
+        "command_told_again",
+        target=command.target,
+        subscriber=order.subscriber,
+        seq=command.seq,
+        action=command.action.value,
+        deadline_s=round(command.deadline_s, 3),
     )
 
 

@@ -17,6 +17,7 @@ from edgeguardd.core.events import (
     CountersMoved,
     Event,
     KillsNearRemoval,
+    KillsWhileAway,
     LastResortEnded,
     LimitPutBack,
     LimitRaised,
@@ -43,8 +44,14 @@ TARGET_COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "Kills counted by the parent while the target's cgroup was removed: the target's or a neighbour's.",
         (),
     ),
+    (
+        "kills_while_away",
+        "Kills that memory.events had counted while no daemon looked; they are not in memory_events.",
+        (),
+    ),
     ("target_appearances", "Times that the target's cgroup came to be there, the first look included.", ()),
     ("commands_sent", "Commands handed to a connection.", ("action",)),
+    ("commands_told_again", "Commands told again after a restart, with the same number and parameters.", ()),
     ("commands", "Commands ended, by outcome.", ("action", "outcome")),
     ("freed_bytes", "Bytes given back by commands: claimed in acks, and measured in needed bytes.", ("source",)),
     ("reliefs", "What became of lifting memory.high and of putting it back.", ("outcome",)),
@@ -96,6 +103,8 @@ class Metrics:
                 self._targets.count("target_appearances", event.target)
             case KillsNearRemoval():
                 self._targets.count("kills_near_removal", event.target, by=event.kills)
+            case KillsWhileAway():
+                self._targets.count("kills_while_away", event.target, by=event.kills)
             case SubscriberJoined():
                 self._joined(event)
             case LimitRaised():
@@ -128,6 +137,8 @@ class Metrics:
         for key in COUNTED_FROM_ZERO:
             self._targets.begin("memory_events", target, key)
         self._targets.begin("kills_near_removal", target)
+        self._targets.begin("kills_while_away", target)
+        self._targets.begin("commands_told_again", target)
         self._targets.begin("target_appearances", target)
         for step in (step for level in Level for step in event.policy.last_resort.steps(level)):
             for outcome in ("done", "failed"):
@@ -148,6 +159,10 @@ class Metrics:
         command = order.command
         exemplar = self._latency.delivered(order)
         self._targets.count("commands_sent", command.target, command.action.value, exemplar=exemplar)
+
+    def told_again(self, order: Deliver) -> None:
+        """A command of the run before was handed to the connection of a subscriber that is back."""
+        self._targets.count("commands_told_again", order.command.target)
 
     def ended(self, end: CommandEnded) -> None:
         """Count a command's outcome, its time and its bytes."""

@@ -90,6 +90,12 @@ class OomReports:
         self._join.counted(moved.target, moved.delta.oom_kill, self._loop.time())
         self._settle_later()
 
+    def missed(self, target: str, kills: int) -> None:
+        """Kills that no daemon has seen: their reports are in the log, or about to be read."""
+        if self._watch is not None and self._watch.readable:
+            self._join.counted(target, kills, self._loop.time())
+            self._settle_later()
+
     def _settle_later(self) -> None:
         due = self._join.next_due
         if self._settling is None and due is not None:

@@ -19,6 +19,8 @@ from edgeguardd.core.engine import Engine
 from edgeguardd.core.events import LastResortEnded
 from edgeguardd.core.model import Level
 from edgeguardd.core.target import Target
+from edgeguardd.keeper import KeeperStats
+from edgeguardd.keeperstats import state_row
 from edgeguardd.kernel.guarded import TargetStatus
 from edgeguardd.kernel.machine import Machine
 from edgeguardd.kernel.scores import ScoreStats
@@ -54,6 +56,7 @@ class Pages:
         self.sampling = SamplingConfig()
         self.watchers: Callable[[], Mapping[str | None, int]] = dict
         self.oom: Callable[[], OomStats] = OomStats
+        self.state: KeeperStats | None = None
         self.scores: Callable[[], ScoreStats] = ScoreStats
         self._epoch = epoch
         self._config_path = config_path
@@ -124,6 +127,7 @@ class Pages:
             "last_commands": _commands(self._last_commands, now),
             "kernel_log": _kernel_log(self.oom()),
             "oom_scores": oomscores.status(self.scores()),
+            "state": state_row(self.state),
         }
 
     def _machine_row(self, now: float) -> dict[str, Any]:

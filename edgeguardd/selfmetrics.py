@@ -16,6 +16,7 @@ from edgeguardd import __version__
 from edgeguardd.core.engine import Engine
 from edgeguardd.core.wire import ERROR_CODES
 from edgeguardd.gate import Gate
+from edgeguardd.keeper import Keeper
 from edgeguardd.kernel.guarded import TargetStatus
 from edgeguardd.kernel.relief import Relief
 from edgeguardd.kernel.targets import Targets
@@ -38,7 +39,7 @@ class Sources(Struct, kw_only=True):
     begun      what the reading that is being told began with
     watched    the targets as the kernel's side sees them
     raised_at  target -> since when its memory.high has been lifted
-    epoch      the run, as the protocol's welcome and the recordings name it
+    epoch      the row of numbers, as the protocol's welcome names it; it may go on over restarts
     """
 
     engine: Engine
@@ -67,6 +68,7 @@ class Shells(Protocol):
     watches: PressureWatchServer
     targets: Targets
     relief: Relief
+    keeper: Keeper
     http: HttpServer | None
 
 
@@ -84,7 +86,7 @@ def sources(shells: Shells, log: Output, state: StateDirectory, epoch: str, cloc
         begun=lambda: shells.targets.begun,
         watched=shells.targets.status,
         raised_at=shells.relief.raised_at,
-        state_faults=lambda: state.faults,
+        state_faults=lambda: state.faults + shells.keeper.state.faults,
         http=lambda: HttpStats() if shells.http is None else shells.http.stats,
         clock=clock,
     )
@@ -148,9 +150,7 @@ class SelfCollector(Collector):
     def _names(self) -> Iterator[Metric]:
         version = {"version": __version__, "python": sys.version.split()[0]}
         yield InfoMetricFamily("edgeguardd_build", "What runs.", value=version)
-        text = (
-            "Which run of it this is, as the protocol and the recordings say, and of which boot: one series at a time."
-        )
+        text = "Whose numbers commands have, as the protocol's welcome says, and of which boot: one series at a time."
         run = {"epoch": self._sources.epoch, "boot_id": self._sources.boot_id or ""}
         yield InfoMetricFamily("edgeguardd_run", text, value=run)
 

@@ -79,10 +79,11 @@ class StateDirectory:
     `faults` counts what could not be written, removed, read or used.
     """
 
-    def __init__(self, path: str, on_fault: Callable[[str], None]) -> None:
+    def __init__(self, path: str, on_fault: Callable[[str], None], max_bytes: int = MAX_RECORD_BYTES) -> None:
         """`path`: absolute; it is made (0700) at the first save. `on_fault` gets a sentence for what was put aside."""
         self.path = path.rstrip("/") or "/"
         self.faults = 0
+        self._max_bytes = max_bytes
         self._tell = on_fault
 
     def make(self) -> None:
@@ -102,7 +103,7 @@ class StateDirectory:
         Without it the record survives whatever becomes of this process, but not of this kernel.
         """
         name, data = file_name(kind, key), _packed(kind, key, record)
-        if len(data) > MAX_RECORD_BYTES:
+        if len(data) > self._max_bytes:
             raise StateError(f"cannot write {self.path}/{name}: {len(data)} bytes are too many; give it a shorter name")
         with self._doing("write", name), self._directory(create=True) as directory:
             if not _exists(name, directory) and len(_names(kind, directory)) >= MAX_RECORDS:
@@ -190,7 +191,7 @@ class StateDirectory:
     def _load_file(self, name: str, directory: int, kind: str, record_type: type[R]) -> tuple[str, R] | None:
         """Key and record. A file that is none is put aside; one that cannot be read stays."""
         try:
-            return _unpacked(name, _read(name, directory), kind, record_type)
+            return _unpacked(name, _read(name, directory, self._max_bytes), kind, record_type)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -258,7 +259,7 @@ def _exists(name: str, directory: int) -> bool:
     return True
 
 
-def _read(name: str, directory: int) -> bytes:
+def _read(name: str, directory: int, max_bytes: int) -> bytes:
     """The whole file. Raises OSError, _DamagedError."""
     try:
         fd = os.open(name, _OPEN_RECORD, dir_fd=directory)
@@ -271,11 +272,11 @@ def _read(name: str, directory: int) -> bytes:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise _DamagedError("it is no plain file")
-        data = os.read(fd, MAX_RECORD_BYTES + 1)
+        data = os.read(fd, max_bytes + 1)
     finally:
         os.close(fd)
-    if len(data) > MAX_RECORD_BYTES:
-        raise _DamagedError(f"it is larger than {MAX_RECORD_BYTES} bytes")
+    if len(data) > max_bytes:
+        raise _DamagedError(f"it is larger than {max_bytes} bytes")
     return data
 
 

@@ -90,7 +90,7 @@ TARGET_GAUGES: tuple[tuple[str, str, Callable[[View], float | None]], ...] = (
         "How long memory.high has been lifted by now; 0 while it is not.",
         lambda v: 0.0 if v.raised_at is None else max(0.0, v.now - v.raised_at),
     ),
-    ("subscribers", "Inference servers subscribed.", lambda v: len(v.target.ledger.subscribers)),
+    ("subscribers", "Inference servers subscribed.", lambda v: sum(s > 0 for s in v.target.ledger.subscribers)),
     ("commands_outstanding", "Commands not yet ended.", lambda v: len(v.target.ledger.outstanding)),
     (
         "oldest_command_seconds",

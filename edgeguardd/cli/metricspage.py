@@ -38,6 +38,8 @@ from edgeguardd.core.model import (
 )
 from edgeguardd.core.taskstats import Delays
 from edgeguardd.delays import DelayCollector
+from edgeguardd.keeper import KeeperStats
+from edgeguardd.keeperstats import KeeperCollector
 from edgeguardd.kernel.guarded import TargetStatus
 from edgeguardd.kernel.scores import RuleStats, ScoreStats
 from edgeguardd.kernel.wakeups import Begun, Cause
@@ -104,7 +106,7 @@ LABELS = {
     "scope": "Whose limit was met: `memcg`, `global`, `lowmemorykiller` or `unknown`.",
     "version": "The daemon's version.",
     "python": "The version of Python that it runs on.",
-    "epoch": "The run: another one after each start of the daemon. Recordings and the protocol's `welcome` name it.",
+    "epoch": "As the protocol's `welcome` names it: another one when the daemon has lost its state.",
     "boot_id": "The boot of the machine, as in `/proc/sys/kernel/random/boot_id`; empty where the kernel does not say.",
     "mark": "The level that begins there: `elevated`, `high` or `critical`.",
     "cause": "What woke the daemon: `counter` (a count in `memory.events`), `stall` (PSI), or its own `timer`.",
@@ -140,6 +142,7 @@ def families() -> Iterator[Metric]:
     metrics.ended(CommandEnded(1, 1, "llm", Action.TRIM_KV_CACHE, Outcome.DONE, 1.0, 1, 1))
     metrics.reloaded(applied=True)
     metrics.registry.register(OomCollector(lambda: OomStats({"memcg": 1}, unexplained={"llm": 1})))
+    metrics.registry.register(KeeperCollector(KeeperStats("/")))
     metrics.registry.register(DelayCollector(lambda: {"llm": Delays()}))
     metrics.registry.register(OomScoreCollector(lambda: ScoreStats(rules=[RuleStats("llm", 500)])))
     # What the library itself adds is worded by its version.

@@ -38,14 +38,14 @@ MEANINGS = {
     "admit.tokens": "Tokens of the request with its longest answer, if bytes are not known.",
     "ping.id": "Comes back in the pong.",
     "pong.id": "The id of the ping.",
-    "welcome.epoch": "Changes when the daemon started anew: numbers begin again, old commands are void.",
+    "welcome.epoch": "Changes when the daemon has lost its state: numbers begin again, old commands are void.",
     "welcome.target": "The target's name as the daemon knows it; null for an observer of all.",
     "welcome.level": "Its level now.",
     "welcome.max_batch_ratio": "In force now: share of the configured batch that may run.",
     "welcome.accept_requests": "In force now: whether new requests may be taken.",
     "welcome.model_loaded": "In force now: whether the model may be in memory.",
     "welcome.heartbeat_s": "A peer that is silent for this long is pinged.",
-    "command.seq": "Number of the command, rising per target within an epoch.",
+    "command.seq": "Number of the command, rising within an epoch. The same number is the same command, told again.",
     "command.target": "The target it is about.",
     "command.action": "What is asked; an action that the client does not know is acked `unsupported`.",
     "command.parameters": "How far, see below.",
@@ -172,9 +172,14 @@ if it did not, and hands capacity back afterwards. It is plain enough for twenty
 - **State, not edges.** Whoever connects is told the state; nothing depends on having seen what came before.
 - **Absolute parameters.** `max_batch_ratio: 0.5` is half of the *configured* batch, never half of now. Obeying a
   command twice is harmless, and a newer command of the same action replaces an unsent older one.
-- **Lasting and single.** `trim_kv_cache` is done once each time it comes. The others stay in force until a later
-  command or welcome says otherwise.
-- **Numbers.** `seq` rises per target within an `epoch`; after a new epoch, forget the numbers of the old one.
+- **Lasting and single.** `trim_kv_cache` is done once for each number. The others stay in force until a later command
+  or welcome says otherwise.
+- **Numbers.** `seq` rises within an `epoch`, and one number is one command; after a new epoch, forget the numbers of
+  the old one.
+- **Told again.** A daemon that was restarted, updated or killed keeps its epoch. It tells each command again whose
+  answer it does not know of, with its number, its parameters and the time that is left. What has been carried out is
+  acked again with the same words and not carried out again; an ack that found no connection may be said as soon as the
+  welcome of the same epoch is there ([ADR 17](../adr/0017-what-survives-the-daemon.md)).
 - **Acks.** One final ack a command; `accepted` before it is optional and does not extend the deadline. `done` is
   checked against the target's needed bytes. When a rung's commands are unanswered, failed, unsupported or ineffective,
   the next rung of the ladder follows at once.

@@ -184,6 +184,19 @@ class ScoresRow(Struct, frozen=True):
     rules: list[ScoreRow] = field(default_factory=list)
 
 
+class StateRow(Struct, frozen=True):
+    """What outlives the daemon, and what the run before this one has left."""
+
+    directory: str | None = None
+    kept: bool | None = None
+    continued: bool = False
+    away_s: float | None = None
+    recalled_targets: int = 0
+    recalled_commands: int = 0
+    told_again: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
 class Status(Struct, frozen=True):
     """The whole answer."""
 
@@ -200,3 +213,4 @@ class Status(Struct, frozen=True):
     last_commands: list[EndedCommand] = field(default_factory=list)
     kernel_log: KernelLogRow = KernelLogRow()
     oom_scores: ScoresRow = ScoresRow()
+    state: StateRow = StateRow()

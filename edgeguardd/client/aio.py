@@ -257,8 +257,10 @@ class AsyncSubscriber(Guard):
 
     async def carry_out(self, order: Order) -> None:
         """In a lane's task: accept, call the handler, ack."""
-        self._session.begin(order)
+        begun = self._session.begin(order)
         self.pump()
+        if not begun:
+            return
         answer = await self._call(order.command)
         self._take_in(self._session.complete(order, answer))
         self.pump()

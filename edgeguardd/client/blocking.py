@@ -315,8 +315,10 @@ class Subscriber(Guard):
     def _carry_out(self, order: Order) -> None:
         """In a lane's thread: accept, call the handler, ack."""
         with self._lock:
-            self._session.begin(order)
+            begun = self._session.begin(order)
             self._wakeup.wake()
+        if not begun:
+            return
         answer = self._call(order.command)
         with self._lock:
             further = self._session.complete(order, answer)

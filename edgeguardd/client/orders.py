@@ -11,7 +11,7 @@ from edgeguardd.core.model import Action, Command
 
 
 class Order(Struct, frozen=True):
-    """One command to carry out. `connection` is the number of the connection that it is acked on.
+    """One command to carry out, which came on the connection of this number, in this epoch (Answered.epoch_number).
 
     acked=False: not a command of the daemon's but what its state calls for after a reconnect; nobody awaits an ack.
     """
@@ -19,6 +19,7 @@ class Order(Struct, frozen=True):
     command: Command
     connection: int
     acked: bool = True
+    epoch_number: int = 0
 
 
 class Lane(enum.Enum):

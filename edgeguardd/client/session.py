@@ -1,6 +1,6 @@
 """The client's side of the protocol without I/O: bytes in, events out; calls in, bytes out; time is handed in.
 
-Must not: open sockets, sleep, run handlers. Upstream: core.wire, core.lines, orders, reporter, questions.
+Must not: open sockets, sleep, run handlers. Upstream: core.wire, core.lines, answered, orders, reporter, questions.
 Downstream: blocking, aio, edgeguardctl.
 
 A shell around it does five things: `connected` and `disconnected` when the link comes and goes, `receive` what was
@@ -13,6 +13,7 @@ lifted when it stays away.
 
 import msgspec
 
+from edgeguardd.client.answered import Answered
 from edgeguardd.client.answers import Answer
 from edgeguardd.client.orders import Order
 from edgeguardd.client.questions import Questions
@@ -66,6 +67,7 @@ class ClientSession:
         self.welcomed = False
         self.bad_lines = 0
         self.last_error: wire.ErrorLine | None = None
+        self._answered = Answered()
         self._reporter = Reporter()
         self._questions = Questions()
         self._linked = False
@@ -190,9 +192,16 @@ class ClientSession:
         if self.welcomed:
             self._reporter.finish(request)
 
-    def begin(self, order: Order) -> None:
-        """A handler starts on an order: say "accepted"."""
+    def begin(self, order: Order) -> bool:
+        """A handler is to start on an order: say "accepted". False: it has been carried out, and is answered again."""
+        if order.acked and order.epoch_number == self._answered.epoch_number:
+            known, ack = self._answered.told_again(order.command.seq)
+            if known:
+                self._say_again(ack)
+                return False
+            self._answered.begun(order.command.seq, order.epoch_number)
         self._ack(order, Answer(AckStatus.ACCEPTED))
+        return True
 
     def complete(self, order: Order, answer: Answer) -> list[Order]:
         """A handler has answered. Returns what else is to be done, if the connection has changed meanwhile."""
@@ -228,6 +237,8 @@ class ClientSession:
         self.welcomed = True
         self._lift_at = None
         self.epoch = line.epoch
+        for ack in self._answered.welcomed(line.epoch, line.target):
+            self._send(ack)
         self.level = self._level(line.level)
         self._heartbeat_s = min(max(LEAST_HEARTBEAT_S, line.heartbeat_s), MOST_HEARTBEAT_S)
         self._reporter.begin_again()
@@ -235,6 +246,10 @@ class ClientSession:
         return self._bridge("in force when the daemon let us in")
 
     def _command(self, line: wire.CommandLine) -> list[Order]:
+        known, ack = self._answered.told_again(line.seq)
+        if known:
+            self._say_again(ack)
+            return []
         try:
             action = Action(line.action)
         except ValueError:
@@ -244,7 +259,7 @@ class ClientSession:
         level = self._level(line.level)
         if action in self.supports:
             command = Command(line.seq, line.target, action, line.parameters, level, line.reason, line.deadline_s)
-            return [Order(command, self.connection)]
+            return [Order(command, self.connection, epoch_number=self._answered.epoch_number)]
         if action is Action.RESTORE:
             # Without handlers for what can be restricted there is nothing to restore, and that is done at once.
             self._send(wire.Ack(line.seq, AckStatus.DONE, effect=AckEffect.NONE))
@@ -287,9 +302,18 @@ class ClientSession:
     # Output
 
     def _ack(self, order: Order, answer: Answer) -> None:
-        if order.acked and order.connection == self.connection:
-            seq = order.command.seq
-            self._send(wire.Ack(seq, answer.status, wire.VERSION, answer.effect, answer.released_bytes, answer.message))
+        """Say it, on whatever connection there is: numbers hold for the epoch. A final one waits for a connection."""
+        if not order.acked or order.epoch_number != self._answered.epoch_number:
+            return
+        seq = order.command.seq
+        ack = wire.Ack(seq, answer.status, wire.VERSION, answer.effect, answer.released_bytes, answer.message)
+        self._send(ack)
+        if answer.status is not AckStatus.ACCEPTED:
+            self._answered.ended(ack, order.epoch_number, said=self.welcomed)
+
+    def _say_again(self, ack: wire.Ack | None) -> None:
+        if ack is not None:
+            self._send(ack)
 
     def _send(self, message: wire.ClientMessage) -> None:
         if self.welcomed:

@@ -49,6 +49,7 @@ class Link:
         self.inbox: list[Said] = []
         self.heard: list[str] = []
         self._peer: Peer | None = None
+        self._last: Peer | None = None
         self._timeout_s = timeout_s
         self._stop = stop
         # A socket's path has 107 bytes at most (unix(7)), which $TMPDIR alone may use up.
@@ -136,7 +137,8 @@ class Link:
         within_s = self._timeout_s + LONGEST_PAUSE_S
         if not self.wait(lambda: select.select([listener], [], [], 0)[0], within_s):
             raise Fault(f"the client did not connect within {within_s:g} s")
-        return Peer(listener.accept()[0])
+        self._last = Peer(listener.accept()[0], self._last)
+        return self._last
 
     def _leave(self) -> None:
         self.unlisten()

@@ -32,9 +32,12 @@ class ClosedByClient(Fault):
 
 
 class Peer:
-    """The daemon's end of one connection. `ended` is set when the client has closed its end."""
+    """The daemon's end of one connection. `ended` is set when the client has closed its end.
 
-    def __init__(self, sock: socket.socket) -> None:
+    before  the connection before this one: acks of its commands may be handed in here, within one epoch
+    """
+
+    def __init__(self, sock: socket.socket, before: "Peer | None" = None) -> None:
         self.ended = False
         self.hello: wire.Hello | None = None
         self.welcomed = False
@@ -44,6 +47,10 @@ class Peer:
         self._waiting = b""
         # Of each command: how many final acks are still due.
         self._open: dict[int, int] = {}
+        self._epoch: str | None = None
+        self._told_before: dict[str | None, set[int]] = {} if before is None else before.told()
+        # Commands of connections before this one, in the same epoch, whose ack may be handed in once.
+        self._owed: set[int] = set()
 
     def fileno(self) -> int:
         """For poll."""
@@ -52,6 +59,11 @@ class Peer:
     def close(self) -> None:
         """End the connection."""
         self._socket.close()
+
+    def told(self) -> dict[str | None, set[int]]:
+        """The numbers of all commands so far, by epoch."""
+        mine = self._told_before.get(self._epoch, set()) | set(self._open)
+        return {**self._told_before, self._epoch: mine}
 
     def give(self, text: str, how: How) -> None:
         """Say a line. Raises Fault when the client does not take it."""
@@ -130,6 +142,10 @@ class Peer:
 
     def _check_ack(self, ack: wire.Ack) -> None:
         due = self._open.get(ack.seq)
+        if not due and ack.seq in self._owed:
+            if ack.status is not AckStatus.ACCEPTED:
+                self._owed.discard(ack.seq)
+            return
         if due is None:
             raise Fault(f"the client acked command {ack.seq}, which it was not sent on this connection")
         if due == 0:
@@ -145,6 +161,8 @@ class Peer:
             return
         if isinstance(message, wire.WelcomeLine):
             self.welcomed = True
+            self._epoch = message.epoch
+            self._owed = set(self._told_before.get(message.epoch, ()))
         elif isinstance(message, wire.CommandLine):
             self._open[message.seq] = self._open.get(message.seq, 0) + 1
 

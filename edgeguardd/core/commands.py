@@ -19,19 +19,34 @@ EFFECT_SHARE = 0.10
 # allocator that gives back late: so long after `done` they have to be gone.
 VERIFY_S = 0.5
 
-REMEMBERED_ENDED = 64
+REMEMBERED_ENDED = 256
 
 # What leaves needed bytes while any other command is on its way is not that command's doing.
 FREEING = frozenset({Action.TRIM_KV_CACHE, Action.UNLOAD_MODEL})
 
 
+class Numbers(Struct):
+    """The last number given to a command: one row for all targets, so that no number comes twice in an epoch."""
+
+    last: int = 0
+
+    def next(self) -> int:
+        """One more."""
+        self.last += 1
+        return self.last
+
+
 class Outstanding(Struct):
-    """A command on its way. `done`: the subscriber says so, and memory is being looked at."""
+    """A command on its way. `done`: the subscriber says so, and memory is being looked at.
+
+    subscriber  below 0: it was there before the daemon was restarted, and has not come back yet
+    """
 
     command: Command
     subscriber: int
     sent_at: float
     needed_at_send: int | None
+    due_at: float
     accepted: bool = False
     done: bool = False
     claimed_bytes: int | None = None
@@ -53,13 +68,13 @@ class Outstanding(Struct):
 
 
 class Commands:
-    """The commands of one target, by sequence number."""
+    """The commands of one target, by sequence number. `ended`: the numbers of the last ones that ended."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, numbers: Numbers) -> None:
         self.target = target
         self.outstanding: dict[int, Outstanding] = {}
-        self._last_seq = 0
-        self._ended: deque[tuple[int, int]] = deque(maxlen=REMEMBERED_ENDED)
+        self.ended: deque[int] = deque(maxlen=REMEMBERED_ENDED)
+        self._numbers = numbers
 
     def of(self, subscriber: int) -> list[Outstanding]:
         """Those on their way to one subscriber."""
@@ -89,18 +104,27 @@ class Commands:
         for older in self.of(subscriber):
             if older.command.action in voided:
                 self.end(older, Outcome.SUPERSEDED, at, out)
-        self._last_seq += 1
-        command = Command(self._last_seq, self.target, action, parameters, at.level, at.reason, deadline_s)
-        self.outstanding[command.seq] = Outstanding(command, subscriber, at.now, at.needed_bytes)
-        out.append(Deliver(subscriber, command))
-        out.append(SetTimer(self._key("deadline", command.seq), at.now + deadline_s))
+        seq, due_at = self._numbers.next(), at.now + deadline_s
+        command = Command(seq, self.target, action, parameters, at.level, at.reason, deadline_s)
+        self.outstanding[seq] = Outstanding(command, subscriber, at.now, at.needed_bytes, due_at)
+        if subscriber > 0:  # the others are told when they come back
+            out.append(Deliver(subscriber, command))
+        out.append(SetTimer(self._key("deadline", seq), due_at))
+
+    def resume(self, one: Outstanding, verify_at: float, out: list[Effect]) -> None:
+        """One that was on its way before a restart still is; memory is looked at anew, if it was being looked at."""
+        seq = one.command.seq
+        self.outstanding[seq] = one
+        out.append(SetTimer(self._key("deadline", seq), one.due_at))
+        if one.done:
+            out.append(SetTimer(self._key("verify", seq), verify_at))
 
     def answered(self, ack: AckReceived, out: list[Effect]) -> Outstanding | None:
         """The command that an ack is about; None: it is about none, and has been told so."""
         found = self.outstanding.get(ack.seq)
         if found is not None and found.subscriber == ack.subscriber:
             return found
-        if (ack.subscriber, ack.seq) in self._ended:
+        if ack.seq in self.ended:
             late: dict[str, Fact] = {"target": self.target, "subscriber": ack.subscriber, "seq": ack.seq}
             out.append(Note("info", "late_ack", {**late, "status": ack.status.value}))
         else:
@@ -120,7 +144,7 @@ class Commands:
         """The one end of a command."""
         command = one.command
         del self.outstanding[command.seq]
-        self._ended.append((one.subscriber, command.seq))
+        self.ended.append(command.seq)
         out.append(CancelTimer(self._key("deadline", command.seq)))
         if one.done:
             out.append(CancelTimer(self._key("verify", command.seq)))

@@ -23,10 +23,14 @@ class Welcome(Struct, frozen=True, tag=True):
 
 
 class Deliver(Struct, frozen=True, tag=True):
-    """Send a command to a subscriber; a newer command of the same action replaces an unsent older one."""
+    """Send a command to a subscriber; a newer command of the same action replaces an unsent older one.
+
+    again: it was on its way before the daemon was restarted; number and parameters are as they were.
+    """
 
     subscriber: int
     command: Command
+    again: bool = False
 
 
 class AnnounceLevel(Struct, frozen=True, tag=True):

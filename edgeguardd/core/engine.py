@@ -7,9 +7,12 @@ The same events at the same times give the same effects, always: that is what ma
 
 from typing import assert_never
 
-from edgeguardd.core import gate, limits, resort
+from msgspec import structs
+
+from edgeguardd.core import gate, limits, resort, resume
 from edgeguardd.core import machine as machines
 from edgeguardd.core import policy as policies
+from edgeguardd.core.commands import Numbers
 from edgeguardd.core.config import Config, MachineConfig, SamplingConfig
 from edgeguardd.core.effects import (
     AnnounceLevel,
@@ -36,6 +39,7 @@ from edgeguardd.core.events import (
     Event,
     GateAsked,
     KillsNearRemoval,
+    KillsWhileAway,
     LastResortEnded,
     LimitPutBack,
     LimitRaised,
@@ -44,6 +48,7 @@ from edgeguardd.core.events import (
     ReportReceived,
     SampleFailed,
     SampleTaken,
+    StateRecalled,
     SubscriberJoined,
     SubscriberLeft,
     TargetAdded,
@@ -51,6 +56,7 @@ from edgeguardd.core.events import (
     TimerFired,
 )
 from edgeguardd.core.hint import MACHINE_REPEAT_S, Hint
+from edgeguardd.core.kept import learned_only
 from edgeguardd.core.ladder import Situation
 from edgeguardd.core.ledger import Subscriber
 from edgeguardd.core.model import InForce, Level, Report, Role, Sample
@@ -65,15 +71,21 @@ RELIEF_AGAIN_S = 60.0
 
 
 class Engine:
-    """Facts in, orders out. `targets` may be read by status and metrics, and written by nobody else."""
+    """Facts in, orders out. `targets` may be read by status and metrics, and written by nobody else.
+
+    numbers  the last number given to a command
+    """
 
     def __init__(self, sampling: SamplingConfig | None = None, machine: MachineConfig | None = None) -> None:
         self.targets: dict[str, Target] = {}
         self.machine = machines.MachineGauge()
+        self.numbers = Numbers()
         self._sampling = sampling or SamplingConfig()
         self._machine_config = machine or MachineConfig()
         self._machine_hint = Hint()
         self._home: dict[int, str] = {}
+        self._kept = StateRecalled((), resume.keep_machine(self.machine), 0, 0.0)
+        self._last_absent = 0
 
     def handle(self, event: Event, now: float) -> list[Effect]:  # noqa: C901, PLR0912  one row an event
         """Take one fact, at one time; return what is to be done, in order."""
@@ -116,6 +128,11 @@ class Engine:
             case KillsNearRemoval():
                 near: dict[str, Fact] = {"target": event.target, "parent": event.parent, "kills": event.kills}
                 out.append(Note("warning", "kills_near_removal", near))
+            case KillsWhileAway():
+                away: dict[str, Fact] = {"target": event.target, "kills": event.kills, "new_cgroup": event.new_cgroup}
+                out.append(Note("warning", "kills_while_away", away))
+            case StateRecalled():
+                self._recalled(event)
             case ConfigReloaded():
                 self._reconfigured(event.config, out)
             case _:
@@ -256,7 +273,12 @@ class Engine:
         in_force = target.ledger.in_force(event.supports)
         out.append(Welcome(event.subscriber, target.name, target.level, in_force))
         at = self._situation(target, now)
-        target.ledger.join(Subscriber(event.subscriber, event.name, event.supports), at, out)
+        was = resume.absent_of(target.ledger, event.name, event.pid)
+        if was is None:
+            joined = Subscriber(event.subscriber, event.name, event.supports, pid=event.pid)
+            target.ledger.join(joined, at, out)
+        else:
+            resume.come_back(target, was, event.subscriber, event.supports, at, out)
         self._after(target, at, out)
 
     def _left(self, event: SubscriberLeft, now: float, out: list[Effect]) -> None:
@@ -374,17 +396,34 @@ class Engine:
                 target.relief.renew()
             case "thaw":
                 resort.thaw(target, out)
+            case "return":
+                resume.give_up(target, at, out)
         self._after(target, at, out)
 
     def _added(self, event: TargetAdded, now: float, out: list[Effect]) -> None:
         target = self.targets.get(event.target)
         if target is None:
-            self.targets[event.target] = Target.new(event.target, event.path, event.policy)
+            target = Target.new(event.target, event.path, event.policy, self.numbers)
+            self.targets[event.target] = target
+            self._recall(target, now, out)
             return
         target.path = event.path
         target.policy = target.ledger.policy = event.policy
         target.relief.renew()
         self._judge(target, now, out)
+
+    def _recalled(self, event: StateRecalled) -> None:
+        self._kept = event
+        self.numbers.last = max(self.numbers.last, event.last_seq)
+        self.machine.level, self.machine.reason = event.machine.level, event.machine.reason
+
+    def _recall(self, target: Target, now: float, out: list[Effect]) -> None:
+        """A target that a run before this one knew goes on from where it was."""
+        kept = next((kept for kept in self._kept.targets if kept.name == target.name), None)
+        if kept is not None:
+            known = kept if kept.path == target.path else learned_only(kept)
+            self._last_absent = resume.recall(target, known, now, self._kept.wait_s, self._last_absent, out)
+            self._kept = structs.replace(self._kept, targets=tuple(k for k in self._kept.targets if k is not kept))
 
     def _dropped(self, event: TargetDropped, now: float, out: list[Effect]) -> None:
         target = self.targets.pop(event.target, None)

@@ -7,6 +7,7 @@ The time of an event is not in it: `engine.handle(event, now)` is given it.
 from msgspec import Struct
 
 from edgeguardd.core.config import Config, Policy
+from edgeguardd.core.kept import KeptMachine, KeptTarget
 from edgeguardd.core.model import (
     AckEffect,
     AckStatus,
@@ -120,14 +121,38 @@ class LastResortEnded(Struct, frozen=True, tag=True):
     message: str | None = None
 
 
+class KillsWhileAway(Struct, frozen=True, tag=True):
+    """memory.events of the target's cgroup had counted kills before this run looked, and no run before it has told.
+
+    new_cgroup: the cgroup was made meanwhile, and all that it has counted is news.
+    """
+
+    target: str
+    kills: int
+    new_cgroup: bool = False
+
+
+class StateRecalled(Struct, frozen=True, tag=True):
+    """What a daemon before this one has left: the first event, before any target is added.
+
+    last_seq is the last number that it gave to a command; who was subscribed has wait_s to come back.
+    """
+
+    targets: tuple[KeptTarget, ...]
+    machine: KeptMachine
+    last_seq: int
+    wait_s: float
+
+
 class SubscriberJoined(Struct, frozen=True, tag=True):
-    """A peer said hello and was let in. An observer's target may be None: it sees all."""
+    """A peer said hello and was let in. An observer's target may be None: it sees all. pid: 0 where it is not known."""
 
     subscriber: int
     name: str
     role: Role
     target: str | None
     supports: frozenset[Action]
+    pid: int = 0
 
 
 class SubscriberLeft(Struct, frozen=True, tag=True):
@@ -194,6 +219,8 @@ Event = (
     | SampleFailed
     | CountersMoved
     | KillsNearRemoval
+    | KillsWhileAway
+    | StateRecalled
     | MachineSampled
     | LimitRaised
     | LimitPutBack

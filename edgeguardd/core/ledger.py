@@ -8,11 +8,12 @@ nothing; it falls one at a time, each after its own dwell.
 
 from msgspec import Struct
 
-from edgeguardd.core.commands import Commands, Outstanding
+from edgeguardd.core.commands import Commands, Numbers, Outstanding
 from edgeguardd.core.config import Policy, Step
 from edgeguardd.core.effects import CancelTimer, Effect, Fact, Note, SetTimer
 from edgeguardd.core.events import AckReceived
 from edgeguardd.core.growth import Lead
+from edgeguardd.core.kept import Course
 from edgeguardd.core.ladder import Situation, parameters_of, restrictions
 from edgeguardd.core.model import AckStatus, Action, InForce, Level, Outcome, Parameters
 
@@ -40,7 +41,7 @@ _ANSWERS = frozenset({Outcome.INEFFECTIVE, Outcome.FAILED, Outcome.UNSUPPORTED})
 
 
 class Subscriber(Struct):
-    """One inference server of this target.
+    """One inference server of this target. A number below 0: it is expected back (resume).
 
     applied  the lasting steps that need not be asked again: on their way, or done
     told     the lasting steps that may be in force there: a server that answers late, or says `failed`, may have obeyed
@@ -53,6 +54,7 @@ class Subscriber(Struct):
     told: dict[Action, Parameters] = {}
     restore_attempts: int = 0
     restore_at: float | None = None
+    pid: int = 0
 
 
 class Ledger:
@@ -63,22 +65,17 @@ class Ledger:
     rejecting    whether requests are to be rejected now: the rung says so, and there is no room for one more
     """
 
-    def __init__(self, target: str, policy: Policy, lead: Lead) -> None:
+    def __init__(self, target: str, policy: Policy, lead: Lead, numbers: Numbers) -> None:
         self.target = target
         self.policy = policy
         self.rung = Level.NORMAL
         self.subscribers: dict[int, Subscriber] = {}
-        self.commands = Commands(target)
+        self.commands = Commands(target, numbers)
         self.exhausted = False
         self.floor_bytes: int | None = None
         self.rejecting = False
         self._lead = lead
-        self._repeat_at = 0.0
-        self._round_helped = False
-        self._round_answered = False
-        self._rest_bytes: int | None = None
-        self._climbed_at_bytes: int | None = None
-        self._freed_since_climb = False
+        self.course = Course()
         self._restore_armed = False
 
     @property
@@ -116,6 +113,12 @@ class Ledger:
         for step in self.policy.ladder.rung(self.rung):
             # A model loaded since the kill is not to be thrown out for it, unless memory is short again.
             if step.action is not Action.UNLOAD_MODEL or at.pressing:
+                self._ask(subscriber, step, at, out)
+
+    def catch_up(self, subscriber: Subscriber, at: Situation, out: list[Effect]) -> None:
+        """A server is back that was told before: the lasting steps that it has not been told. Trims follow samples."""
+        for step in self.policy.ladder.rung(self.rung):
+            if step.action not in (Action.TRIM_KV_CACHE, Action.UNLOAD_MODEL):
                 self._ask(subscriber, step, at, out)
 
     def leave(self, subscriber_id: int, at: Situation, out: list[Effect]) -> None:
@@ -196,8 +199,8 @@ class Ledger:
 
     def _climb(self, to: Level, at: Situation, out: list[Effect]) -> None:
         self.rung = to
-        self._climbed_at_bytes = at.needed_bytes
-        self._freed_since_climb = False
+        self.course.climbed_at_bytes = at.needed_bytes
+        self.course.freed = False
         self._disarm_restore(out)
         self._begin_round(at)
         for subscriber in self.subscribers.values():
@@ -207,7 +210,7 @@ class Ledger:
 
     def _repeat(self, at: Situation, out: list[Effect]) -> None:
         self.exhausted = False
-        self._rest_bytes = None
+        self.course.rest_bytes = None
         self._begin_round(at)
         for subscriber in self._idle():
             self._ask_rung(subscriber, at, out)
@@ -218,8 +221,8 @@ class Ledger:
         return [subscriber for subscriber in self.subscribers.values() if subscriber.id not in busy]
 
     def _begin_round(self, at: Situation) -> None:
-        self._repeat_at = at.now + self.policy.repeat_s
-        self._round_helped = self._round_answered = False
+        self.course.repeat_at = at.now + self.policy.repeat_s
+        self.course.helped = self.course.answered = False
         self.rejecting = self._must_reject(at)
 
     def _ask_rung(self, subscriber: Subscriber, at: Situation, out: list[Effect]) -> None:
@@ -227,13 +230,13 @@ class Ledger:
             self._ask(subscriber, step, at, out)
 
     def _may_repeat(self, at: Situation) -> bool:
-        if not at.pressing or self.rung is Level.NORMAL or at.now < self._repeat_at or not self._idle():
+        if not at.pressing or self.rung is Level.NORMAL or at.now < self.course.repeat_at or not self._idle():
             return False
-        return self._rest_bytes is None or self._has_grown(at, self._rest_bytes)
+        return self.course.rest_bytes is None or self._has_grown(at, self.course.rest_bytes)
 
     def _judge_round(self, at: Situation, out: list[Effect]) -> None:
         """When every command of the round has ended and none helped, the next rung is asked at once."""
-        if self.commands.degrading or self._round_helped or not at.pressing or not self.subscribers:
+        if self.commands.degrading or self.course.helped or not at.pressing or not self.subscribers:
             return
         # Unloading the model is for a kernel that is about to kill, not for a cache that will not shrink.
         top = Level.EMERGENCY if at.level >= Level.CRITICAL else Level.CRITICAL
@@ -250,8 +253,8 @@ class Ledger:
             fields: dict[str, Fact] = {"target": self.target, "level": at.level.word, "needed_bytes": at.needed_bytes}
             out.append(Note("error", "ladder_exhausted", fields))
         self.exhausted = True
-        self._rest_bytes = at.needed_bytes
-        if self._round_answered:
+        self.course.rest_bytes = at.needed_bytes
+        if self.course.answered:
             self.floor_bytes = at.needed_bytes
 
     def _note_nobody(self, at: Situation, out: list[Effect]) -> None:
@@ -284,12 +287,12 @@ class Ledger:
             self._after_restore(subscriber, outcome, at, out)
             return
         if outcome is Outcome.DONE:
-            self._round_helped = True
+            self.course.helped = True
             if action is Action.TRIM_KV_CACHE and one.command.parameters.release_bytes:
-                self._freed_since_climb = True
+                self.course.freed = True
                 self._lead.learn(at.now - one.sent_at)
         elif outcome in _ANSWERS:
-            self._round_answered = True
+            self.course.answered = True
         if outcome is Outcome.UNSUPPORTED:
             subscriber.supports -= {action}
             subscriber.told.pop(action, None)
@@ -330,9 +333,9 @@ class Ledger:
         until a trim has helped or the ladder has ended: a target that rests at its floor gets its capacity back."""
         if not at.pressing or at.needed_bytes is None or not self.subscribers:
             return False
-        if at.level >= Level.CRITICAL or self._has_grown(at, self._climbed_at_bytes):
+        if at.level >= Level.CRITICAL or self._has_grown(at, self.course.climbed_at_bytes):
             return True
-        return not self.exhausted and not self._freed_since_climb
+        return not self.exhausted and not self.course.freed
 
     def _has_grown(self, at: Situation, since_bytes: int | None) -> bool:
         if since_bytes is None or at.needed_bytes is None:
@@ -354,7 +357,7 @@ class Ledger:
                 self._restore_anew(subscriber, at, out)
         if to is Level.NORMAL:
             self.exhausted = False
-            self._rest_bytes = None
+            self.course.rest_bytes = None
             out.append(Note("info", "restored", {"target": self.target, "subscribers": len(self.subscribers)}))
 
     def restore_owed(self, at: Situation, out: list[Effect]) -> None:

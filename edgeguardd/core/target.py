@@ -7,6 +7,7 @@ from msgspec import Struct, field
 
 from edgeguardd.core import limits, policy
 from edgeguardd.core.admission import Admissions
+from edgeguardd.core.commands import Numbers
 from edgeguardd.core.config import Policy
 from edgeguardd.core.hint import Hint
 from edgeguardd.core.ladder import Situation
@@ -56,10 +57,10 @@ class Target(Struct):
     resorting: bool = False
 
     @classmethod
-    def new(cls, name: str, path: str, rules: Policy) -> "Target":
-        """A target of which nothing is known yet."""
+    def new(cls, name: str, path: str, rules: Policy, numbers: Numbers) -> "Target":
+        """A target of which nothing is known yet; its commands are numbered in this row."""
         gauge = Gauge()
-        return cls(name, path, rules, gauge, Ledger(name, rules, gauge.lead), Admissions())
+        return cls(name, path, rules, gauge, Ledger(name, rules, gauge.lead, numbers), Admissions())
 
     def observe(self, sample: Sample, now: float) -> None:
         """Take a sample into the gauge."""

@@ -26,6 +26,18 @@ class Link:
         self.seen = seen
 
 
+class Standing(Struct, frozen=True):
+    """Where a target stands between two runs of the daemon: which cgroup it is, and how many kills have been told.
+
+    None: not known. dynamic: it is guarded because a subscriber asked for it.
+    """
+
+    path: str = ""
+    inode: int | None = None
+    kills: int | None = None
+    dynamic: bool = False
+
+
 class Guarded:
     """One target.
 
@@ -33,6 +45,7 @@ class Guarded:
     `was_absent`: we have seen that it was not there, so all that the next one counts happened on our watch.
     `number`: which beat its regular looks are on.
     `told`: the counters already told when its files went and its directory stayed.
+    `before`: where the run before this one has left it, until it has been looked at.
     """
 
     def __init__(self, name: str, path: str, policy: Policy, interval_s: float, *, dynamic: bool) -> None:
@@ -48,6 +61,7 @@ class Guarded:
         self.links: list[Link] = []
         self.was_absent = False
         self.told: Counters | None = None
+        self.before: Standing | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.second_look: asyncio.TimerHandle | None = None
         self.looks_left = 0
@@ -64,6 +78,17 @@ class Guarded:
     def attached(self) -> bool:
         """Whether its files are open."""
         return bool(self.links)
+
+
+def standing_of(target: Guarded) -> Standing:
+    """What the next run has to know of it. What this one has not looked at yet is as the last one has left it."""
+    own = target.links[0] if target.links else None
+    identity = None if target.place is None else target.place.identity
+    inode = None if identity is None else identity[1]
+    if target.before is not None:
+        return Standing(target.path, target.before.inode, target.before.kills, target.dynamic)
+    kills = None if own is None or own.seen is None else own.seen.oom_kill
+    return Standing(target.path, inode, kills, target.dynamic)
 
 
 class TargetStatus(Struct, frozen=True):

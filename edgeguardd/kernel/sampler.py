@@ -20,6 +20,7 @@ from edgeguardd.core.events import (
     CountersMoved,
     Event,
     KillsNearRemoval,
+    KillsWhileAway,
     SampleFailed,
     SampleTaken,
 )
@@ -327,12 +328,28 @@ class Sampler:
             return None
         if link.seen is None:
             link.seen = reading.counters
+            self._tell_missed(target, link)
             return None
         change = kernelfmt.delta(reading.counters, link.seen)
         link.seen = kernelfmt.latest(reading.counters, link.seen)
         if not kernelfmt.moved(change):
             return None
         return CountersMoved(target.name, link.watched.node.path, link.watched.own, change)
+
+    def _tell_missed(self, target: Guarded, link: Link) -> None:
+        """The first look at what a run before this one has left: what the cgroup has killed since, or all of a new one.
+
+        It raises no level: that comes from memory as it is now.
+        """
+        if not link.watched.own or target.before is None or target.place is None:
+            return
+        before, target.before = target.before, None
+        counted = None if link.seen is None else link.seen.oom_kill
+        identity = target.place.identity
+        new_cgroup = identity is None or identity[1] != before.inode
+        told = 0 if new_cgroup else before.kills
+        if counted is not None and told is not None and counted > told:
+            self._emit(KillsWhileAway(target.name, counted - told, new_cgroup))
 
     def _tell(self, target: Guarded, readings: list[Reading]) -> None:
         own = readings[0]

@@ -15,7 +15,7 @@ from edgeguardd.core.config import Policy, SamplingConfig, TargetSpec
 from edgeguardd.core.events import Event, TargetAdded, TargetDropped
 from edgeguardd.errors import TargetError
 from edgeguardd.kernel.cgroupfs import EVENTS, MAY_NOT_LOOK, CgroupRoot, normal_path, shown, target_path
-from edgeguardd.kernel.guarded import Guarded, TargetStatus, status_of
+from edgeguardd.kernel.guarded import Guarded, Standing, TargetStatus, standing_of, status_of
 from edgeguardd.kernel.names import found_name
 from edgeguardd.kernel.resolve import Glob, Pattern, Search, Unit, rank
 from edgeguardd.kernel.sampler import Sampler
@@ -72,7 +72,12 @@ class Targets:
         self._targets: dict[str, Guarded] = {}
         # Found when max_targets was reached, by name: they take the places of those that end.
         self._turned_away: dict[str, tuple[_Wish, str]] = {}
+        self._before: dict[str, Standing] = {}
         self._poll_timer: asyncio.TimerHandle | None = None
+
+    def expect(self, standing: dict[str, Standing]) -> None:
+        """By name, where a run before this one has left its targets. Call it before there are any."""
+        self._before = dict(standing)
 
     # What the configuration wants
 
@@ -187,6 +192,8 @@ class Targets:
 
     def _begin(self, target: Guarded, *, fresh: bool) -> None:
         self._targets[target.name] = target
+        before = self._before.pop(target.name, None)
+        target.before = before if before is not None and before.path == target.path else None
         self._emit(TargetAdded(target.name, shown(target.path), target.policy))
         self._sampler.start(target, fresh=fresh)
 
@@ -304,6 +311,11 @@ class Targets:
         """Where a target's cgroup is, below the root and as opening needs it; "" for an unknown name."""
         target = self._targets.get(name)
         return "" if target is None else target.path
+
+    def standing(self, name: str) -> Standing:
+        """What the next run has to know of a target; nothing for an unknown name."""
+        target = self._targets.get(name)
+        return Standing() if target is None else standing_of(target)
 
     def set_interval(self, name: str, interval_s: float) -> None:
         """Sample the target at this interval from now on. Unknown names are fine."""

@@ -233,7 +233,7 @@ class SubscriberServer:
         self.stats.current, self.stats.waiting = len(self._subscribers), len(self._waiting)
         connection.join(number, hello, target)
         supports = frozenset(Action(word) for word in hello.supports if word in _ACTIONS)
-        self._emit(SubscriberJoined(number, hello.name, hello.role, target, supports))
+        self._emit(SubscriberJoined(number, hello.name, hello.role, target, supports, connection.peer.pid))
 
     def heard(self, connection: Connection, message: wire.Ack | wire.ReportLine | wire.Admit) -> None:
         """Pass on what a subscriber said."""

@@ -30,6 +30,7 @@
 #define MAX_NAME_BYTES (4 * MAX_NAME_CHARS)
 #define MAX_MESSAGE_BYTES 256 /* of what a handler says, before escapes */
 #define MAX_REASON_BYTES 512
+#define TOLD 12 /* commands whose answers are remembered; the daemon awaits one an action */
 #define MAX_DEPTH 512 /* of nested values; deeper ones make a line unreadable */
 
 /* Seconds. The same figures as in the Python client. */
@@ -313,7 +314,7 @@ enum kind { TEXT, NUMBER, WHOLE, TRUTH, PARAMETERS };
 /* Everything that any message may say. Numbers that were not said are negative. */
 struct message {
     char type[16], action[32], code[64], id[MAX_NAME_BYTES + 1], reason[MAX_REASON_BYTES + 1];
-    char text[MAX_REASON_BYTES + 1];
+    char text[MAX_REASON_BYTES + 1], epoch[MAX_NAME_BYTES + 1];
     int whole_id, has_seq, has_id, has_parameters;
     long long version, seq, release_bytes, needed_target_bytes;
     double deadline_s, heartbeat_s;
@@ -351,6 +352,7 @@ static const struct field MESSAGE_FIELDS[] = {
     FIELD("model_loaded", TRUTH, model_loaded),
     FIELD("id", TEXT, id),
     FIELD("code", TEXT, code),
+    FIELD("epoch", TEXT, epoch),
     FIELD("message", TEXT, text),
     {"parameters", PARAMETERS, 0, 0},
 };
@@ -437,6 +439,15 @@ struct in_force {
 
 static const struct in_force UNRESTRICTED = {1.0, 1, 1};
 
+/* A command of this epoch: how it was answered, or that it is under way. What is told again is answered again. */
+struct told {
+    long long seq; /* 0: free */
+    unsigned long connection, order;
+    int ended, unsaid, handed_in;
+    struct eg_answer answer;
+    char message[MAX_MESSAGE_BYTES + 1];
+};
+
 struct eg_client {
     eg_handler *handler;
     void (*log)(void *, const char *);
@@ -450,6 +461,9 @@ struct eg_client {
     double pause_s, connect_at, heard_at, pinged_at, heartbeat_s, lost_after_s, lift_at, report_at;
     /* What the daemon says is in force, and what the handler has carried out. */
     struct in_force wanted, applied;
+    struct told told[TOLD];
+    unsigned long told_count;
+    char epoch[MAX_NAME_BYTES + 1];
     long long figures[EG_FIGURES];
     unsigned char known[EG_FIGURES], unsent[EG_FIGURES];
     size_t in_used, out_used;
@@ -672,11 +686,63 @@ static enum eg_action action_of(const char *word) {
     return strcmp(word, "restore") == 0 ? EG_RESTORE : (enum eg_action)0;
 }
 
+static struct told *told_of(eg_client *c, long long seq) {
+    size_t i;
+
+    for (i = 0; i < TOLD; i++)
+        if (seq > 0 && c->told[i].seq == seq) return &c->told[i];
+    return NULL;
+}
+
+/* Remember a command, in a free place, or that of the oldest that has ended; of the oldest at all where none has. */
+static struct told *note_told(eg_client *c, long long seq) {
+    struct told *found = &c->told[0];
+    size_t i;
+
+    for (i = 1; i < TOLD && found->seq != 0; i++) {
+        struct told *other = &c->told[i];
+        if (other->seq == 0 || (other->ended != found->ended ? other->ended : other->order < found->order))
+            found = other;
+    }
+    memset(found, 0, sizeof *found);
+    found->seq = seq;
+    found->connection = c->connection;
+    found->order = ++c->told_count;
+    return found;
+}
+
+static void note_ended(struct told *told, struct eg_answer answer) {
+    told->ended = told->unsaid = 1;
+    told->answer = answer;
+    if (answer.message == NULL) return;
+    snprintf(told->message, sizeof told->message, "%s", answer.message);
+    told->answer.message = told->message;
+}
+
+/* Say how it ended: now, or after the next welcome of this epoch. */
+static void say_told(eg_client *c, struct told *told) {
+    if (!c->welcomed) return;
+    answer_command(c, told->seq, told->answer);
+    told->unsaid = c->fd < 0;
+}
+
+/* A daemon that was restarted tells again what it has seen no answer to. */
+static void told_again(eg_client *c, struct told *told) {
+    if (told->ended && !told->handed_in) say_told(c, told);
+    told->handed_in = 0;
+}
+
 static void on_command(eg_client *c, const struct message *m) {
     enum eg_action action = action_of(m->action);
     struct eg_command command = own_command(c, action, m->reason);
     struct eg_answer answer = {EG_UNSUPPORTED, EG_EFFECT_UNKNOWN, -1, "no handler for it"};
+    struct told *told = told_of(c, m->seq);
 
+    if (told != NULL) {
+        told_again(c, told);
+        return;
+    }
+    told = note_told(c, m->seq);
     if (action != 0) {
         command.seq = m->seq;
         command.release_bytes = m->release_bytes;
@@ -688,7 +754,26 @@ static void on_command(eg_client *c, const struct message *m) {
         c->wanted = after(c->wanted, &command);
     }
     if (action == EG_RESTORE || (c->supports & action) != 0) answer = carry_out(c, &command);
-    answer_command(c, m->seq, answer);
+    if (told->ended) return; /* finished by the handler itself */
+    if (answer.status == EG_ACCEPTED) {
+        answer_command(c, m->seq, answer);
+        return;
+    }
+    note_ended(told, answer);
+    say_told(c, told);
+}
+
+/* Numbers of another epoch mean nothing in this one; acks of this one that found no connection are handed in. */
+static void on_epoch(eg_client *c, const char *epoch) {
+    size_t i;
+
+    if (strcmp(c->epoch, epoch) != 0) memset(c->told, 0, sizeof c->told);
+    snprintf(c->epoch, sizeof c->epoch, "%s", epoch);
+    for (i = 0; i < TOLD; i++) {
+        struct told *told = &c->told[i];
+        told->handed_in = told->ended && told->unsaid;
+        if (told->handed_in) say_told(c, told);
+    }
 }
 
 static void on_welcome(eg_client *c, const struct message *m, double now) {
@@ -697,6 +782,7 @@ static void on_welcome(eg_client *c, const struct message *m, double now) {
     if (m->max_batch_ratio < 0.0 || m->accept_requests < 0 || m->model_loaded < 0 || m->heartbeat_s < 0.0) return;
     tell(c, "connected to edgeguardd", "");
     c->welcomed = 1;
+    on_epoch(c, m->epoch);
     c->away_said = 0;
     c->refusal[0] = '\0';
     c->pause_s = FIRST_PAUSE_S;
@@ -926,14 +1012,17 @@ int eg_wait(eg_client *c, int timeout_ms) {
 }
 
 void eg_finish(eg_client *c, const struct eg_command *command, struct eg_answer answer) {
+    struct told *told = told_of(c, command->seq);
+
+    if (told != NULL && told->connection != command->connection) told = NULL; /* of another epoch */
     if ((unsigned)answer.status > EG_UNSUPPORTED) answer.status = EG_FAILED;
     if ((unsigned)answer.effect > EG_EFFECT_RELEASED) answer.effect = EG_EFFECT_UNKNOWN;
     if (answer.status == EG_DONE) c->applied = after(c->applied, command);
-    if (command->connection != c->connection) {
-        if (c->welcomed) bridge(c, "the daemon reconnected during the last order");
-        return;
+    if (told != NULL) {
+        note_ended(told, answer);
+        say_told(c, told);
     }
-    if (c->welcomed && command->seq > 0) answer_command(c, command->seq, answer);
+    if (command->connection != c->connection && c->welcomed) bridge(c, "the daemon reconnected during the last order");
 }
 
 void eg_report(eg_client *c, enum eg_figure figure, long long value) {

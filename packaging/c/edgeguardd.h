@@ -115,7 +115,7 @@ void eg_ready(eg_client *client);
 /* Wait at most so long for something to do, and do it. -1 with errno when poll(2) fails (EINTR: a signal came), else 0. */
 int eg_wait(eg_client *client, int timeout_ms);
 
-/* How a command that was EG_ACCEPTED has ended; `command` may be a copy. Goes nowhere when its connection is gone. */
+/* How a command that was EG_ACCEPTED has ended; `command` may be a copy. Said after the reconnect when there is no connection. */
 void eg_finish(eg_client *client, const struct eg_command *command, struct eg_answer answer);
 
 /* Tell a figure that has changed. Cheap: at most ten lines a second are sent, with the latest of each. */

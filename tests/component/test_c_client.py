@@ -163,13 +163,27 @@ def test_what_takes_long_is_accepted_first_and_finished_later(built: dict[str, s
         assert (done["status"], done["effect"], done["released_bytes"]) == ("done", "released", 5)
 
 
-def test_what_is_finished_after_its_connection_is_not_acked(built: dict[str, str]) -> None:
-    """The number means nothing on the next connection."""
+def test_what_is_finished_after_its_connection_is_acked_on_the_next(built: dict[str, str]) -> None:
+    """Within an epoch a number is one command: told again it is answered again, and is not carried out again."""
     with running(built["probe"], "later") as daemon:
         daemon.accept()
         daemon.say(command(7))
         assert daemon.until("ack")["status"] == "accepted"
         daemon.accept()
+        daemon.until_printed(b"finished")
+        assert (answer := daemon.line())["status"] == "done"
+        daemon.accept()
+        daemon.say(command(7), wire.Ping(id="p"))
+        assert [daemon.line(), daemon.line()] == [answer, {"type": "pong", "id": "p"}]
+
+
+def test_what_is_finished_in_another_epoch_is_not_acked(built: dict[str, str]) -> None:
+    """The number means nothing to a daemon that has forgotten it."""
+    with running(built["probe"], "later") as daemon:
+        daemon.accept()
+        daemon.say(command(7))
+        assert daemon.until("ack")["status"] == "accepted"
+        daemon.accept(msgspec.structs.replace(WELCOME, epoch="another"))
         daemon.until_printed(b"finished")
         daemon.say(wire.Ping(id="p"))
         assert daemon.line() == {"type": "pong", "id": "p"}
@@ -180,7 +194,7 @@ def test_what_a_handler_finishes_meanwhile_is_said_whole_or_not_at_all(built: di
     with running(built["probe"], "within") as daemon:
         # The kernel takes some 2900 of them unread (net.core.wmem_default).
         for answers in range(2880, 20_000, 5):
-            daemon.accept()
+            daemon.accept(msgspec.structs.replace(WELCOME, epoch=str(answers)))
             daemon.say(command(1), command(2, release_bytes=answers))
             daemon.until_printed(b"within")
             seen = daemon.seqs_until(2)

@@ -20,6 +20,14 @@ from tests.support.wait import DEADLINE_S, eventually
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+# sd_listen_fds(3): the first passed descriptor is 3, and the variables name the process that it is for.
+ACTIVATED = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
 
 class Daemon:
     """One `edgeguardd run` with its own configuration, socket and log."""
@@ -38,6 +46,8 @@ class Daemon:
         self.environment: dict[str, str] = {}
         self.within: list[str] = []  # a program that starts the daemon elsewhere, in its own place
         self.command = [sys.executable, "-m", "edgeguardd", "run"]
+        # As systemd does: the listening socket that the daemon finds, and keeps nobody waiting who comes meanwhile.
+        self.listener: socket.socket | None = None
         self.killed = False
         self._http_keys = http
         self.write_config(config)
@@ -66,13 +76,18 @@ class Daemon:
         """Start, and wait until it says so."""
         seen = len(self.facts("started"))
         with open(self.log_path, "ab") as log:
+            argv = [*self.within, *self.command, "--config", self.config_path]
+            passed = () if self.listener is None else (self.listener.fileno(),)
+            if self.listener is not None:
+                argv = [sys.executable, "-c", ACTIVATED, str(self.listener.fileno()), *argv]
             self.process = subprocess.Popen(
-                [*self.within, *self.command, "--config", self.config_path],
+                argv,
                 cwd=REPOSITORY,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **self.environment},
+                pass_fds=passed,
             )
         if wait:
             try:

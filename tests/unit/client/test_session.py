@@ -233,7 +233,7 @@ def test_only_what_has_a_handler_is_bridged() -> None:
 
 
 def test_an_order_that_ends_after_a_reconnect_is_put_right() -> None:
-    """A slow reject of the old connection ends under a new one that rejects nothing: it is lifted, and not acked."""
+    """A slow reject of the old connection ends under a new one that rejects nothing: it is acked, and lifted."""
     link = Link()
     link.connect()
     (slow,) = link.hears(command(1, "reject_requests", accept_requests=False))
@@ -243,7 +243,85 @@ def test_an_order_that_ends_after_a_reconnect_is_put_right() -> None:
     assert link.connect() == []
     further = link.session.complete(slow, DONE)
     assert [action for action, _ in shown(further)] == [Action.RESTORE]
+    assert link.said() == [{"type": "ack", "seq": 1, "status": "done"}]
+
+
+def test_an_order_of_another_epoch_is_not_acked() -> None:
+    """The daemon has lost its state, and the number with it: it may stand for something else by now."""
+    link = Link()
+    link.connect()
+    (slow,) = link.hears(command(1, "trim_kv_cache"))
+    link.session.begin(slow)
+    link.lose()
+    link.connect(epoch="e2")
+    (again,) = link.hears(command(1, "trim_kv_cache"))
+    link.session.begin(again)
+    link.said()
+    link.session.complete(slow, DONE)
     assert link.said() == []
+    link.session.complete(again, DONE)
+    assert link.said() == [{"type": "ack", "seq": 1, "status": "done"}]
+
+
+def test_a_command_told_again_is_answered_again_and_not_carried_out_again() -> None:
+    """The daemon was killed before it had written down the ack; on the same connection it may repeat itself as well."""
+    link = Link()
+    link.connect()
+    (order,) = link.hears(command(3, "trim_kv_cache", release_bytes=9))
+    link.session.begin(order)
+    link.session.complete(order, Answer(AckStatus.DONE, AckEffect.RELEASED, 5))
+    first = link.said()[-1]
+    link.lose()
+    link.connect()
+    for _ in range(2):
+        assert link.hears(command(3, "trim_kv_cache", release_bytes=9)) == []
+        assert link.said() == [first]
+
+
+def test_a_command_told_again_while_a_handler_is_at_it_is_answered_once() -> None:
+    """The handler goes on; its ack goes out on the connection that there is then."""
+    link = Link()
+    link.connect()
+    (order,) = link.hears(command(3, "trim_kv_cache"))
+    link.session.begin(order)
+    link.lose()
+    link.connect()
+    assert link.hears(command(3, "trim_kv_cache")) == []
+    link.session.complete(order, DONE)
+    assert link.said() == [{"type": "ack", "seq": 3, "status": "done"}]
+
+
+def test_an_ack_that_found_no_connection_is_handed_in_once() -> None:
+    """Right after the welcome; the command that is told again behind it has its answer by then."""
+    link = Link()
+    link.connect()
+    (order,) = link.hears(command(3, "trim_kv_cache"))
+    link.session.begin(order)
+    link.lose()
+    link.session.complete(order, DONE)
+    link.session.connected(link.now)
+    link.said()
+    assert link.hears(welcome(), command(3, "trim_kv_cache")) == []
+    assert link.said() == [{"type": "ack", "seq": 3, "status": "done"}]
+    link.lose()
+    link.session.connected(link.now)
+    link.said()
+    assert (link.hears(welcome()), link.said()) == ([], [])
+
+
+def test_an_order_that_waited_in_two_queues_is_carried_out_once() -> None:
+    """It was taken from a queue just before the welcome emptied it, and the daemon told it again."""
+    link = Link()
+    link.connect()
+    (order,) = link.hears(command(3, "trim_kv_cache"))
+    link.lose()
+    link.connect()
+    (again,) = link.hears(command(3, "trim_kv_cache"))
+    assert link.session.begin(order)
+    link.session.complete(order, DONE)
+    assert [line["status"] for line in link.said()] == ["accepted", "done"]
+    assert not link.session.begin(again)
+    assert [line["status"] for line in link.said()] == ["done"]
 
 
 def test_an_order_that_ends_while_the_daemon_is_away_waits_for_the_welcome() -> None:

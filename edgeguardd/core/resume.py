@@ -1,0 +1,186 @@
+"""A target as it was when the daemon went: kept, and put in place again in the next run.
+
+Must not: read or write files, decide what a level calls for. Upstream: kept, target. Downstream: engine, and the
+daemon's keeper, which calls `keep`.
+
+Whoever was subscribed counts as subscribed until the grace is over, under a negative number: its commands stay on their
+way, nobody concludes that there is nobody to ask, and no last resort is run for want of one. When it comes back, known
+by name and process, it is told again what it has not answered: same numbers, same parameters, the time that is left.
+Why so: docs/adr/0017.
+"""
+
+from msgspec import structs
+
+from edgeguardd.core.commands import VERIFY_S, Outstanding
+from edgeguardd.core.effects import Deliver, Effect, Fact, Note, SetTimer
+from edgeguardd.core.kept import Course, KeptCommand, KeptMachine, KeptSubscriber, KeptTarget
+from edgeguardd.core.ladder import Situation
+from edgeguardd.core.ledger import Ledger, Subscriber
+from edgeguardd.core.machine import MachineGauge
+from edgeguardd.core.model import Action, Level
+from edgeguardd.core.target import Target
+
+# Whoever comes back in the last moment gets this long for what it is told again.
+LEAST_LEFT_S = 0.5
+
+
+def keep(target: Target) -> KeptTarget:
+    """What is to outlive this run."""
+    gauge, ledger = target.gauge, target.ledger
+    return KeptTarget(
+        target.name,
+        target.path,
+        gauge.level,
+        gauge.reason,
+        target.level,
+        target.reason,
+        ledger.rung,
+        ledger.exhausted,
+        ledger.rejecting,
+        structs.replace(ledger.course),
+        gauge.learned_static_bytes,
+        gauge.lead.learned_s,
+        target.admissions.typical_bytes,
+        gauge.flaps,
+        gauge.fell_at,
+        tuple((level, place, at) for (level, place), at in target.resorted_at.items()),
+        tuple(_kept(subscriber, target) for subscriber in ledger.subscribers.values()),
+        tuple(ledger.commands.ended),
+    )
+
+
+def keep_machine(gauge: MachineGauge) -> KeptMachine:
+    """The machine's level: it falls after a dwell, however often the daemon is restarted."""
+    return KeptMachine(gauge.level, gauge.reason)
+
+
+def recall(target: Target, kept: KeptTarget, now: float, wait_s: float, last_absent: int, out: list[Effect]) -> int:
+    """Put a new target where the kept one was. Subscribers get numbers below last_absent; the last one is returned.
+
+    A command is due at the end of the grace at the earliest: nobody can answer before he is let in.
+    """
+    _recall_figures(target, kept)
+    ledger = target.ledger
+    for one in kept.subscribers:
+        last_absent -= 1
+        _recall_subscriber(target, one, last_absent, now, wait_s, out)
+    fields: dict[str, Fact] = {"target": target.name, "level": target.level.word, "rung": ledger.rung.word}
+    fields |= {"outstanding": len(ledger.outstanding), "subscribers": len(kept.subscribers)}
+    if target.level > Level.NORMAL or kept.subscribers:
+        out.append(Note("info", "state_recalled", fields))
+    if kept.subscribers:
+        out.append(SetTimer(f"return:{target.name}", now + wait_s))
+    return last_absent
+
+
+def absent_of(ledger: Ledger, name: str, pid: int) -> Subscriber | None:
+    """The subscriber that has come back; None: this is somebody new."""
+    return next((s for s in ledger.subscribers.values() if s.id < 0 and (s.name, s.pid) == (name, pid)), None)
+
+
+def come_back(
+    target: Target, was: Subscriber, subscriber: int, supports: frozenset[Action], at: Situation, out: list[Effect]
+) -> None:
+    """It is here again: tell again what it has not answered. What it cannot do any more is not asked of it."""
+    ledger = target.ledger
+    del ledger.subscribers[was.id]
+    commands = ledger.commands.of(was.id)
+    if was.id in target.reports:
+        target.reports[subscriber] = target.reports.pop(was.id)
+    was.id, was.supports = subscriber, supports
+    ledger.subscribers[subscriber] = was
+    for one in commands:
+        one.subscriber = subscriber
+        if not one.done:
+            left_s = max(LEAST_LEFT_S, one.due_at - at.now)
+            out.append(Deliver(subscriber, structs.replace(one.command, deadline_s=left_s), again=True))
+    ledger.catch_up(was, at, out)
+
+
+def give_up(target: Target, at: Situation, out: list[Effect]) -> None:
+    """The grace is over: whoever has not come back has left."""
+    ledger = target.ledger
+    for one in [s for s in ledger.subscribers.values() if s.id < 0]:
+        fields: dict[str, Fact] = {"target": target.name, "name": one.name, "pid": one.pid}
+        out.append(Note("warning", "subscriber_missing", {**fields, "outstanding": len(ledger.commands.of(one.id))}))
+        target.reports.pop(one.id, None)
+        ledger.leave(one.id, at, out)
+
+
+def kept_command(one: Outstanding) -> KeptCommand:
+    """A command on its way."""
+    return KeptCommand(
+        one.command,
+        one.sent_at,
+        one.due_at,
+        one.needed_at_send,
+        one.accepted,
+        one.done,
+        one.claimed_bytes,
+        one.message,
+    )
+
+
+def _kept(subscriber: Subscriber, target: Target) -> KeptSubscriber:
+    return KeptSubscriber(
+        subscriber.name,
+        subscriber.pid,
+        subscriber.supports,
+        dict(subscriber.applied),
+        dict(subscriber.told),
+        subscriber.restore_attempts,
+        subscriber.restore_at,
+        target.reports.get(subscriber.id),
+        tuple(kept_command(one) for one in target.ledger.commands.of(subscriber.id)),
+    )
+
+
+def _recall_figures(target: Target, kept: KeptTarget) -> None:
+    gauge, ledger = target.gauge, target.ledger
+    gauge.level, gauge.flaps, gauge.fell_at = kept.level, kept.flaps, kept.fell_at
+    gauge.learned_static_bytes = kept.learned_static_bytes
+    gauge.lead.learned_s = kept.lead_s
+    target.admissions.typical_bytes = kept.typical_bytes
+    target.level = kept.announced
+    if kept.reason:
+        gauge.reason, target.reason = kept.reason, kept.announced_reason
+    target.resorted_at = {(level, place): at for level, place, at in kept.resorted}
+    ledger.rung, ledger.exhausted, ledger.rejecting = kept.rung, kept.exhausted, kept.rejecting
+    ledger.course = structs.replace(kept.course or Course())
+    ledger.commands.ended.extend(kept.ended)
+
+
+def _recall_subscriber(
+    target: Target, kept: KeptSubscriber, number: int, now: float, wait_s: float, out: list[Effect]
+) -> None:
+    ledger, back_by = target.ledger, now + wait_s
+    ledger.subscribers[number] = Subscriber(
+        number,
+        kept.name,
+        kept.supports,
+        dict(kept.applied),
+        dict(kept.told),
+        kept.restore_attempts,
+        None if kept.restore_at is None else max(kept.restore_at, back_by),
+        kept.pid,
+    )
+    if kept.report is not None:
+        target.reports[number] = kept.report
+    if kept.restore_at is not None:
+        out.append(SetTimer(f"owed:{target.name}", max(kept.restore_at, back_by)))
+    for one in kept.commands:
+        ledger.commands.resume(
+            Outstanding(
+                one.command,
+                number,
+                one.sent_at,
+                one.needed_at_send,
+                max(one.due_at, back_by),
+                one.accepted,
+                one.done,
+                one.claimed_bytes,
+                one.message,
+            ),
+            now + VERIFY_S,
+            out,
+        )

@@ -1,0 +1,279 @@
+"""Restarts and kills under load: ten servers at critical, a daemon that dies anywhere, and nothing is forgotten."""
+
+import asyncio
+import os
+import random
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.support import faulty
+from tests.support.faketree import MIB, FakeCgroup
+from tests.support.running import Daemon, Subscriber
+from tests.support.subscriberload import Journal, Server, longest_gap_s, problems, read, run
+from tests.support.wait import DEADLINE_S, eventually, soon
+
+TARGET = """
+[[target]]
+name = "llm"
+path = "/llm"
+[sampling]
+fast = 0.05
+slow = 0.1
+[defaults]
+repeat = 0.3
+dwell = 0.2
+restore_dwell = 0.2
+"""
+HELLO = {"name": "test", "target": "llm"}
+SERVERS = 10
+FLOOR = 930 * MIB
+SEEDS = int(os.environ.get("EDGEGUARDD_RESTART_SEEDS", "2"))
+DEATHS = 3
+# A daemon is left alone for so long at most before it is killed anyway.
+LONGEST_S = 1.0
+
+
+class Memory:
+    """What the cgroup holds: the servers' trims lower it, and it grows again to the top."""
+
+    def __init__(self, cgroup: FakeCgroup) -> None:
+        self.cgroup = cgroup
+        self.needed = 100 * MIB
+
+    def set(self, needed: int) -> None:
+        self.needed = needed
+        self.cgroup.usage(needed)
+
+    def release(self, wanted: int) -> int:
+        freed = max(0, min(wanted, self.needed - FLOOR))
+        self.set(self.needed - freed)
+        return freed
+
+
+@contextmanager
+def activated(place: str, body: str = TARGET) -> Iterator[Daemon]:
+    """A daemon that gets its socket from outside, as from systemd: it is there while no daemon is."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        daemon = Daemon(place, body, cgroup_root=f"{place}/tree", start=False)
+        listener.bind(daemon.socket_path)
+        listener.listen(1024)
+        daemon.listener = listener
+        daemon.start()
+        try:
+            yield daemon
+        finally:
+            daemon.stop()
+
+
+def test_kill_9_forgets_neither_level_nor_commands(place: str, llm: FakeCgroup) -> None:
+    """The next run has the same epoch and level, and tells the unanswered commands again, as they were."""
+    llm.usage(950 * MIB)
+    with activated(place) as daemon:
+        with Subscriber(daemon.socket_path, HELLO, ack=None) as first:
+            old = first.wait_for("welcome")
+            told = {seq: first.wait_for("command", action=seq) for seq in ("reduce_batch", "reject_requests")}
+            daemon.kill()
+        llm.usage(100 * MIB)
+        daemon.start()
+        with Subscriber(daemon.socket_path, HELLO, ack=None) as second:
+            new = second.wait_for("welcome")
+            assert (new["epoch"], new["level"], new["accept_requests"]) == (old["epoch"], "critical", False)
+            for action, command in told.items():
+                again = second.wait_for("command", action=action)
+                assert {**again, "deadline_s": 0} == {**command, "deadline_s": 0}
+            state = daemon.status()["state"]
+            assert (state["continued"], state["recalled_targets"], state["faults"]) == (True, 1, [])
+            assert daemon.metric("edgeguardd_commands_told_again_total") == state["recalled_commands"]
+
+
+def test_an_ack_that_comes_after_the_restart_counts(place: str, llm: FakeCgroup) -> None:
+    """The server was at it while no daemon was there: the command ends done, with all the time that it took."""
+    llm.usage(950 * MIB)
+    with activated(place) as daemon:
+        with Subscriber(daemon.socket_path, HELLO, ack=None) as first:
+            command = first.wait_for("command", action="reject_requests")
+            daemon.kill()
+        daemon.start()
+        with Subscriber(daemon.socket_path, HELLO, ack=None) as second:
+            second.wait_for("welcome")
+            second.send({"type": "ack", "seq": command["seq"], "status": "done", "effect": "none"})
+            ended = eventually(lambda: [f for f in daemon.facts("command_ended") if f["seq"] == command["seq"]])
+            assert [(fact["outcome"], fact["action"]) for fact in ended] == [("done", "reject_requests")]
+            # Known as late, and no error, however often it is said.
+            second.send({"type": "ack", "seq": command["seq"], "status": "done", "effect": "none"})
+            assert eventually(lambda: daemon.facts("late_ack"))
+            assert second.of("error") == []
+
+
+def test_who_does_not_come_back_is_given_up_after_the_grace(place: str, llm: FakeCgroup) -> None:
+    """Until then nobody says that there is nobody; afterwards its commands are lost, and it is said."""
+    llm.usage(950 * MIB)
+    with activated(place) as daemon:
+        with Subscriber(daemon.socket_path, HELLO, ack=None) as first:
+            first.wait_for("command", action="reject_requests")
+            daemon.kill()
+        daemon.start()
+        missing = eventually(lambda: daemon.facts("subscriber_missing"))
+        assert [(fact["name"], fact["pid"]) for fact in missing] == [("test", os.getpid())]
+        events = [fact["event"] for fact in daemon.all_facts()]
+        recalled = events.index("state_recalled")
+        assert events.index("nobody_to_ask", recalled) > events.index("subscriber_missing")
+        lost = [fact for fact in daemon.facts("command_ended") if fact["outcome"] == "lost"]
+        assert {fact["action"] for fact in lost} >= {"reduce_batch", "reject_requests"}
+
+
+def test_kills_while_nobody_looked_are_told_once(place: str, llm: FakeCgroup) -> None:
+    """By count, not by level: what was killed then says nothing of memory now. A third run has nothing to tell."""
+    llm.events(oom_kill=2)
+    with activated(place) as daemon:
+        daemon.kill()
+        llm.events(oom_kill=5)
+        daemon.start()
+        assert eventually(lambda: daemon.facts("kills_while_away"))[0]["kills"] == 3
+        assert daemon.metric("edgeguardd_kills_while_away_total", target="llm") == 3
+        assert daemon.metric("edgeguardd_target_level", target="llm") == 0
+        daemon.kill()
+        daemon.start()
+        daemon.stop()
+        assert len(daemon.facts("kills_while_away")) == 1
+
+
+@pytest.mark.parametrize("damage", ["newer", "huge"])
+def test_a_record_that_cannot_be_used_is_said_and_survived(place: str, llm: FakeCgroup, damage: str) -> None:
+    """It is put aside where that can be; levels come from memory, and the epoch is a new one where numbers are lost."""
+    llm.usage(950 * MIB)
+    with activated(place) as daemon, Subscriber(daemon.socket_path, HELLO) as first:
+        epoch = first.wait_for("welcome")["epoch"]
+        first.wait_for("command", action="reject_requests")
+        daemon.stop()
+        for name in os.listdir(daemon.state_directory):
+            if name.endswith(".json"):
+                spoil(f"{daemon.state_directory}/{name}", damage)
+        daemon.start()
+        with Subscriber(daemon.socket_path, HELLO) as second:
+            welcome = second.wait_for("welcome")
+            assert (welcome["level"], welcome["epoch"] == epoch) == ("critical", False)
+        status = daemon.status()
+        assert (status["state"]["continued"], status["ready"]) == (False, True)
+        assert status["state"]["faults"]
+        said = [fact["why"] for fact in daemon.facts("works_in_part")]
+        assert sorted(said) == sorted(set(said))
+        assert daemon.get("/healthz").startswith("ok\n")
+
+
+def spoil(path: str, damage: str) -> None:
+    """Make a record unusable."""
+    with open(path, "rb") as file:
+        good = file.read()
+    contents = {"newer": good.replace(b'"v":1', b'"v":2', 1), "huge": b"[" * (9 << 20)}
+    with open(path, "wb") as file:
+        file.write(contents[damage])
+
+
+def test_a_directory_that_cannot_be_written_is_said_and_survived(place: str, llm: FakeCgroup) -> None:
+    """Levels are carried over as last written; numbers cannot be, so the epoch is a new one each time."""
+    llm.usage(950 * MIB)
+    with activated(place) as daemon, Subscriber(daemon.socket_path, HELLO) as first:
+        epochs = [first.wait_for("welcome")["epoch"]]
+        first.wait_for("command", action="reject_requests")
+        daemon.stop()
+        # A file where the directory was: for root as well nothing can be made there.
+        os.rename(daemon.state_directory, f"{place}/old")
+        with open(daemon.state_directory, "w"):
+            pass
+        for _ in range(2):
+            daemon.start()
+            with Subscriber(daemon.socket_path, HELLO) as other:
+                epochs.append(other.wait_for("welcome")["epoch"])
+            assert daemon.status()["state"]["kept"] is False
+            assert daemon.metric("edgeguardd_state_kept") == 0
+            daemon.kill()
+        assert len(set(epochs)) == 3
+        os.unlink(daemon.state_directory)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_ten_servers_lose_nothing_wherever_the_daemon_dies(place: str, llm: FakeCgroup, seed: int) -> None:
+    """SIGKILL at a point of its work, SIGKILL at any moment, SIGTERM: three deaths, and then quiet."""
+    chance = random.Random(seed)  # noqa: S311  a seed to find it again
+    memory = Memory(llm)
+    path = f"{place}/journal"
+    with activated(place) as daemon:
+        asyncio.run(_rounds(daemon, memory, path, chance))
+        lines = read(path)
+        assert problems(lines, gap_s=DEADLINE_S, least_level="critical") == []
+        welcomes = [line for line in lines if line["what"] == "welcome"]
+        assert len({line["epoch"] for line in welcomes}) == 1
+        assert daemon.facts("defect") == []
+        assert [fact["why"] for fact in daemon.facts("works_in_part") if "journal" in fact["why"]] == []
+        begun = {line["seq"] for line in lines if line["what"] == "begin"}
+        ended = {line["seq"] for line in lines if line["what"] == "end"}
+        assert begun == ended
+    print(f"seed {seed}: {len(welcomes)} welcomes, {len(ended)} commands, gap {longest_gap_s(lines):.2f} s")
+
+
+async def _rounds(daemon: Daemon, memory: Memory, path: str, chance: random.Random) -> None:
+    journal, until = Journal(path), asyncio.Event()
+    servers = [
+        Server(f"load-{n}", journal, take_s=0.02, release=memory.release, path=daemon.socket_path, target="llm")
+        for n in range(SERVERS)
+    ]
+    load = asyncio.create_task(run(servers, journal, daemon.socket_path, until))
+    await soon(lambda: all(server.guard.connected for server in servers))
+    memory.set(980 * MIB)
+    growing = asyncio.create_task(_grow(memory))
+    await soon(lambda: not any(server.accepting for server in servers))
+    for _ in range(DEATHS):
+        await asyncio.to_thread(_die, daemon, chance)
+    growing.cancel()
+    await asyncio.gather(growing, return_exceptions=True)
+    # The welcomes of the last restart tell a level that is at least critical; from here on it may fall.
+    await soon(lambda: all(server.guard.connected for server in servers))
+    memory.set(100 * MIB)
+    await soon(lambda: all(server.accepting and server.settled() for server in servers), 2 * DEADLINE_S)
+    status = await asyncio.to_thread(daemon.status)
+    assert [row["outstanding"] for row in status["targets"]] == [[]]
+    until.set()
+    await load
+    journal.close()
+
+
+async def _grow(memory: Memory) -> None:
+    """Requests come, whatever is given back."""
+    while True:
+        memory.set(min(990 * MIB, memory.needed + 10 * MIB))
+        await asyncio.sleep(0.05)
+
+
+def _die(daemon: Daemon, chance: random.Random) -> None:
+    """The daemon dies in one of three ways, and the next one comes; that one may have a fault in it as well."""
+    assert daemon.process is not None
+    match chance.choice(["fault", "fault", "kill", "stop"]):
+        case "fault":
+            daemon.stop()
+            point = chance.choice(sorted(faulty.POINTS))
+            when = chance.choice(["before", "after"])
+            daemon.environment = {faulty.VARIABLE: f"{point}:{when}:{chance.randrange(1, 40)}"}
+            daemon.command[2] = "tests.support.faulty"
+            daemon.start(wait=False)
+            with_patience(daemon)
+            daemon.environment, daemon.command[2] = {}, "edgeguardd"
+        case "kill":
+            with_patience(daemon, chance.random() * LONGEST_S)
+        case "stop":
+            daemon.stop()
+    daemon.killed = True
+    daemon.start()
+
+
+def with_patience(daemon: Daemon, longest_s: float = 2 * LONGEST_S) -> None:
+    """Until it has killed itself, or its time is over and it is killed."""
+    assert daemon.process is not None
+    try:
+        daemon.process.wait(longest_s)
+    except subprocess.TimeoutExpired:
+        daemon.kill()

@@ -1,0 +1,183 @@
+"""A target goes on where it was: what is recalled, who is expected back, what is told again, and when that is over."""
+
+import msgspec
+
+from edgeguardd.core import resume
+from edgeguardd.core.config import Policy
+from edgeguardd.core.effects import AnnounceLevel, CommandEnded, Deliver, Note, RunLastResort, SetTimer, Welcome
+from edgeguardd.core.engine import Engine
+from edgeguardd.core.events import (
+    AckReceived,
+    CgroupAppeared,
+    KillsWhileAway,
+    StateRecalled,
+    SubscriberJoined,
+    TargetAdded,
+)
+from edgeguardd.core.kept import KeptMachine, KeptTarget
+from edgeguardd.core.model import AckStatus, Action, Level, Outcome, Role
+from tests.support.script import EVERYTHING, Script, commands, of
+
+WAIT_S = 5.0
+
+
+class Restarted(Script):
+    """A script whose engine is that of the next run: it knows what was kept of `before`, `away_s` later."""
+
+    def __init__(self, before: Script, away_s: float = 0.3, policy: Policy | None = None) -> None:
+        kept = resume.keep(before.target)
+        # As it was written and read.
+        kept = msgspec.json.decode(msgspec.json.encode(kept), type=KeptTarget)
+        machine = resume.keep_machine(before.engine.machine)
+        self.engine = Engine()
+        self.policy = policy or before.policy
+        self.now = before.now + away_s
+        self.effects = []
+        self.timers = {}
+        self.needed_mib = before.needed_mib
+        self.do(StateRecalled((kept,), machine, before.engine.numbers.last, WAIT_S))
+        self.do(TargetAdded("llm", "/llm", self.policy))
+        self.do(CgroupAppeared("llm"))
+        self.need(self.needed_mib)
+
+    def back(self, subscriber: int, as_name: str = "server1", pid: int = 0) -> list:  # type: ignore[type-arg]
+        return self.do(SubscriberJoined(subscriber, as_name, Role.INFERENCE, "llm", EVERYTHING, pid))
+
+
+def at_critical() -> Script:
+    """One server that has been asked for everything and has answered nothing."""
+    script = Script()
+    script.join(1)
+    script.need(950)
+    return script
+
+
+def test_level_and_rung_go_on_and_fall_only_after_their_dwell() -> None:
+    """Memory has fallen meanwhile; that the daemon was restarted is no reason to fall faster."""
+    before = at_critical()
+    before.needed_mib = 100
+    after = Restarted(before)
+    assert (after.level(), after.target.ledger.rung) == (Level.CRITICAL, Level.CRITICAL)
+    assert of(after.effects, AnnounceLevel) == []
+    after.pass_time(after.policy.dwell_s + 1)
+    assert after.level() is Level.HIGH
+
+
+def test_what_has_not_been_answered_is_told_again_as_it_was() -> None:
+    """The same numbers, parameters and reasons; the time that is left, at least that of the grace."""
+    before = at_critical()
+    sent = commands(before.effects)
+    after = Restarted(before)
+    again = of(after.back(7), Deliver)
+    assert [order.again for order in again] == [True] * len(sent)
+    assert [msgspec.structs.replace(o.command, deadline_s=0.0) for o in again] == [
+        msgspec.structs.replace(command, deadline_s=0.0) for command in sent
+    ]
+    assert all(0 < order.command.deadline_s <= WAIT_S for order in again)
+    assert {order.subscriber for order in again} == {7}
+
+
+def test_the_welcome_comes_before_what_is_told_again() -> None:
+    """With what is in force: the restrictions of the rung."""
+    welcome, *_ = of(Restarted(at_critical()).back(7), Welcome)
+    assert (welcome.level, welcome.in_force.max_batch_ratio, welcome.in_force.accept_requests) == (
+        Level.CRITICAL,
+        0.25,
+        False,
+    )
+
+
+def test_an_ack_after_the_restart_ends_the_command_and_no_new_number_is_an_old_one() -> None:
+    """It took as long as it took, the absence included; the next command has the next number."""
+    before = at_critical()
+    sent = {command.action: command for command in commands(before.effects)}
+    after = Restarted(before, away_s=1.0)
+    after.back(7)
+    after.do(AckReceived(7, sent[Action.REJECT_REQUESTS].seq, AckStatus.DONE))
+    (ended,) = of(after.effects, CommandEnded)
+    assert (ended.seq, ended.outcome, ended.took_s) == (sent[Action.REJECT_REQUESTS].seq, Outcome.DONE, 1.0)
+    after.pass_time(after.policy.repeat_s + WAIT_S)
+    new = [order.command.seq for order in of(after.effects, Deliver) if not order.again]
+    assert new
+    assert min(new) > max(command.seq for command in sent.values())
+
+
+def test_an_ack_of_a_command_that_had_ended_is_late_and_no_error() -> None:
+    """The server could not know that it had been taken."""
+    before = at_critical()
+    trim = commands(before.effects)[0]
+    before.ack(trim)
+    before.pass_time(1.0)
+    after = Restarted(before)
+    after.back(7)
+    seen = len(after.effects)
+    after.do(AckReceived(7, trim.seq, AckStatus.DONE))
+    assert [note.event for note in of(after.effects[seen:], Note)] == ["late_ack"]
+
+
+def test_a_server_that_is_not_back_is_neither_missed_nor_replaced_during_the_grace() -> None:
+    """No last resort, no escalation; when the grace is over it has left, its commands are lost, and it is said."""
+    after = Restarted(at_critical())
+    after.pass_time(WAIT_S - 0.5)
+    assert of(after.effects, CommandEnded) == []
+    assert of(after.effects, RunLastResort) == []
+    assert "nobody_to_ask" not in [note.event for note in of(after.effects, Note)]
+    after.pass_time(1.0)
+    assert {end.outcome for end in of(after.effects, CommandEnded)} <= {Outcome.LOST, Outcome.EXPIRED}
+    events = [note.event for note in of(after.effects, Note)]
+    assert events.index("subscriber_missing") < events.index("nobody_to_ask")
+    assert after.target.ledger.subscribers == {}
+
+
+def test_another_process_of_the_same_name_is_somebody_new() -> None:
+    """It holds nothing back and knows no number: it gets the rung, not what the other had been told."""
+    before = at_critical()
+    after = Restarted(before)
+    got = commands(after.back(7, pid=99), 7)
+    assert {command.action for command in got} >= {Action.REDUCE_BATCH, Action.REJECT_REQUESTS}
+    assert min(command.seq for command in got) > before.engine.numbers.last
+
+
+def test_what_comes_up_during_the_absence_is_told_at_the_return() -> None:
+    """A rung reached meanwhile: its commands wait, and the superseded ones are not told."""
+    script = Script()
+    script.join(1)
+    script.need(850)
+    after = Restarted(script)
+    after.need(950)
+    again = [order.command for order in of(after.back(7), Deliver)]
+    ratios = [c.parameters.max_batch_ratio for c in again if c.action is Action.REDUCE_BATCH]
+    assert (ratios, Action.REJECT_REQUESTS in {c.action for c in again}) == ([0.25], True)
+
+
+def test_another_path_under_the_same_name_takes_over_what_was_learned_only() -> None:
+    """The unit has moved: other processes, nothing restricted there; how long trims take is the server's."""
+    before = at_critical()
+    before.target.gauge.lead.learned_s = 1.5
+    kept = resume.keep(before.target)
+    engine = Engine()
+    engine.handle(StateRecalled((kept,), KeptMachine(), 9, WAIT_S), 0.0)
+    effects = engine.handle(TargetAdded("llm", "/other", Policy()), 0.0)
+    target = engine.targets["llm"]
+    assert (target.level, target.ledger.rung, target.gauge.lead.learned_s, target.ledger.outstanding) == (
+        Level.NORMAL,
+        Level.NORMAL,
+        1.5,
+        {},
+    )
+    assert of(effects, SetTimer) == []
+
+
+def test_the_machines_level_goes_on_as_well() -> None:
+    """Else what it asks of the targets would fall with each restart."""
+    engine = Engine()
+    engine.handle(StateRecalled((), KeptMachine(Level.HIGH, "little is available"), 0, WAIT_S), 0.0)
+    assert (engine.machine.level, engine.worst_level()) == (Level.HIGH, Level.HIGH)
+
+
+def test_kills_while_nobody_looked_are_said_and_raise_nothing() -> None:
+    """They say nothing of memory as it is now."""
+    script = Script()
+    effects = script.do(KillsWhileAway("llm", 3))
+    assert [(note.event, note.fields["kills"]) for note in of(effects, Note)] == [("kills_while_away", 3)]
+    assert script.level() is Level.NORMAL

@@ -1,0 +1,331 @@
+"""What is written down and read again: the journal's lines, records of any age and in any state."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from edgeguardd import journal as journals
+from edgeguardd.core.config import Policy
+from edgeguardd.core.effects import Deliver
+from edgeguardd.core.engine import Engine
+from edgeguardd.core.events import AckReceived, Event, StateRecalled, SubscriberJoined
+from edgeguardd.core.model import AckStatus, Action, Level, Role
+from edgeguardd.journal import Journal, JournalError
+from edgeguardd.keeper import RUNTIME_VARIABLE, Keeper
+from edgeguardd.kernel.cgroupfs import find_root
+from edgeguardd.kernel.targets import Targets
+from tests.support.faketree import MIB, FakeCgroup, FakeTree
+from tests.support.scene import NEVER_S, job
+from tests.support.script import EVERYTHING
+from tests.support.wait import soon
+
+
+def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """In order, over two turns, and not the settled ones."""
+    first = Journal(str(tmp_path), pytest.fail)
+    first.read()
+    first.write([b"gone"], 1.0)
+    first.turn(2.0)
+    first.write([b"a", b"b"], 3.0)
+    first.settle()
+    first.turn(4.0)
+    first.write([b"c"], 5.0)
+    first.alive(6.0)
+    first.close()
+    second = Journal(str(tmp_path), pytest.fail)
+    found = second.read()
+    second.close()
+    assert (found.lines, found.alive_at, found.overflowed) == ((b"a", b"b", b"c"), 6.0, False)
+
+
+def test_the_next_run_goes_on_behind_what_it_found(tmp_path: Path) -> None:
+    """A run that dies before its first record leaves the lines of both."""
+    for line in (b"one", b"two", b"three"):
+        journal = Journal(str(tmp_path), pytest.fail)
+        journal.read()
+        journal.write([line], 1.0)
+        journal.close()
+    journal = Journal(str(tmp_path), pytest.fail)
+    assert journal.read().lines == (b"one", b"two", b"three")
+    journal.close()
+
+
+@pytest.mark.parametrize("name", journals.NAMES)
+def test_a_journal_cut_or_spoilt_anywhere_gives_what_is_before(tmp_path: Path, name: str) -> None:
+    """No byte of it is fatal; what is read is a beginning of what was written."""
+    journal = Journal(str(tmp_path), pytest.fail)
+    journal.read()
+    journal.turn(1.0)
+    lines = [b'{"n":%d}' % n for n in range(5)]
+    journal.write(lines[:3], 1.0)
+    journal.turn(2.0)
+    journal.write(lines[3:], 2.0)
+    journal.close()
+    whole = (tmp_path / name).read_bytes()
+    used = len(whole.rstrip(b"\0"))
+    for at in range(0, used, 3):
+        for data in (whole[:at], whole[:at] + b"\xff" + whole[at + 1 :]):
+            (tmp_path / name).write_bytes(data)
+            again = Journal(str(tmp_path), pytest.fail)
+            assert set(again.read().lines) <= set(lines)
+            again.close()
+    (tmp_path / name).write_bytes(whole)
+
+
+def test_a_journal_that_is_full_says_so_and_the_next_run_knows(tmp_path: Path) -> None:
+    """Nothing was settled for a megabyte of lines."""
+    said: list[str] = []
+    journal = Journal(str(tmp_path), said.append)
+    journal.read()
+    for _ in range(70):
+        journal.write([b"x" * 16384], 1.0)
+    journal.close()
+    assert len(said) == 1
+    again = Journal(str(tmp_path), pytest.fail)
+    found = again.read()
+    again.close()
+    assert found.overflowed
+    assert 0 < len(found.lines) < 70
+
+
+@pytest.mark.parametrize("place", ["missing", "shared", "a file in the way"])
+def test_a_place_that_will_not_do_is_an_error(tmp_path: Path, place: str) -> None:
+    """Which the keeper survives."""
+    directory = tmp_path / "d"
+    if place != "missing":
+        directory.mkdir()
+    if place == "shared":
+        directory.chmod(0o777)
+    if place == "a file in the way":
+        (directory / journals.NAMES[0]).mkdir()
+    with pytest.raises(JournalError, match=r"^cannot (use|write) "):
+        Journal(str(directory), pytest.fail)
+
+
+class Run:
+    """One run on a fake tree: engine, targets and keeper, as the daemon has them."""
+
+    def __init__(self, place: Path) -> None:
+        self.said: list[str] = []
+        self.effects: list[Any] = []
+        loop = asyncio.get_running_loop()
+        root = find_root(str(place / "tree"))
+        self.engine = Engine()
+        self.targets = Targets(root, loop, self.emit, on_fault=self.said.append)
+        self.keeper = Keeper(str(place / "state"), root, self.engine, self.targets, loop, self.said.append)
+        self.keeper.recall(self.emit)
+        self.targets.apply([job("llm", "/llm")], _sampling(), Policy())
+        self.keeper.start()
+
+    def emit(self, event: Event) -> None:
+        now = asyncio.get_running_loop().time()
+        effects = self.engine.handle(event, now)
+        keeper = getattr(self, "keeper", None)
+        if keeper is not None and not isinstance(event, StateRecalled):
+            keeper.note(event, effects, now)
+        self.effects += effects
+
+    def join(self, subscriber: int = 1) -> None:
+        self.emit(SubscriberJoined(subscriber, "server", Role.INFERENCE, "llm", EVERYTHING, 7))
+
+    def told(self) -> list[tuple[int, Action, bool]]:
+        return [(e.command.seq, e.command.action, e.again) for e in self.effects if isinstance(e, Deliver)]
+
+    def die(self) -> None:
+        """kill -9: nothing is written any more."""
+        self.keeper._closed = True
+        for timer in (self.keeper._timer, self.keeper._alive):
+            if timer is not None:
+                timer.cancel()
+        if self.keeper._journal is not None:
+            self.keeper._journal.close()
+        self.targets.close()
+
+    def end(self) -> None:
+        self.keeper.close()
+        self.targets.close()
+
+
+def _sampling() -> Any:
+    from edgeguardd.core.config import SamplingConfig  # noqa: PLC0415
+
+    return SamplingConfig(slow_s=NEVER_S)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "state").mkdir(mode=0o700)
+    return tmp_path
+
+
+@pytest.fixture
+def llm(place: Path) -> FakeCgroup:
+    cgroup = FakeTree(str(place / "tree")).cgroup("/llm", max_bytes=1000 * MIB)
+    cgroup.usage(950 * MIB)
+    return cgroup
+
+
+def played(scene: Callable[[], Any]) -> None:
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("when", ["at once", "later", "clean"])
+def test_the_next_run_tells_again_whenever_the_last_one_died(place: Path, llm: FakeCgroup, when: str) -> None:
+    """Before its first record, after it, or in order: the same numbers."""
+
+    async def scene() -> None:
+        first = Run(place)
+        first.join()
+        if when == "later":
+            await soon(lambda: not first.keeper._dirty and first.keeper._timer is None)
+            await soon(lambda: first.keeper._writing is None)
+        first.end() if when == "clean" else first.die()
+        second = Run(place)
+        assert second.engine.targets["llm"].level is Level.CRITICAL
+        second.join(2)
+        assert second.keeper.epoch == first.keeper.epoch
+        assert second.told() == [(seq, action, True) for seq, action, _ in first.told()]
+        assert second.said == []
+        second.end()
+
+    played(scene)
+
+
+def test_what_was_answered_before_the_last_record_is_not_told_again(place: Path, llm: FakeCgroup) -> None:
+    """And its number is known as one that has ended."""
+
+    async def scene() -> None:
+        first = Run(place)
+        first.join()
+        done = next(seq for seq, action, _ in first.told() if action is Action.REJECT_REQUESTS)
+        first.emit(AckReceived(1, done, AckStatus.DONE))
+        first.end()
+        second = Run(place)
+        second.join(2)
+        assert done not in [seq for seq, _, _ in second.told()]
+        assert done in second.engine.targets["llm"].ledger.commands.ended
+        second.end()
+
+    played(scene)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "huge", "newer", "shape", "bytes", "directory", "link"])
+@pytest.mark.parametrize("which", ["run", "target"])
+def test_no_record_is_fatal_whatever_it_holds(place: Path, llm: FakeCgroup, damage: str, which: str) -> None:
+    """It is put aside, or left where even that cannot be; it is said, and what is left of the rest is used."""
+
+    async def scene() -> None:
+        first = Run(place)
+        first.join()
+        first.end()
+        (path,) = (place / "state").glob(f"{which}-*.json")
+        good = path.read_bytes()
+        path.unlink()
+        match damage:
+            case "directory":
+                path.mkdir()
+            case "link":
+                path.symlink_to("/etc/passwd")
+            case _:
+                bad = {
+                    "cut": good[: len(good) // 2],
+                    "empty": b"",
+                    "huge": b"[" * (9 << 20),
+                    "newer": good.replace(b'"v":1', b'"v":2', 1),
+                    "shape": b"[1,2,3]",
+                    "bytes": bytes(range(256)),
+                }
+                path.write_bytes(bad[damage])
+        second = Run(place)
+        assert second.said
+        assert (second.keeper.epoch == first.keeper.epoch) is (which == "target")
+        assert second.engine.targets["llm"].level is Level.CRITICAL
+        second.join(2)
+        assert min(seq for seq, _, again in second.told() if not again) > 0
+        second.end()
+
+    played(scene)
+
+
+def test_a_newer_versions_fields_are_passed_over_and_an_older_ones_missing_ones_are_at_rest(
+    place: Path, llm: FakeCgroup
+) -> None:
+    """Both ways of an upgrade, as long as the format is the same."""
+
+    async def scene() -> None:
+        first = Run(place)
+        first.join()
+        state = first.keeper._state
+        first.end()
+        from edgeguardd.recalled import TARGET_KIND, TargetRecord  # noqa: PLC0415
+
+        record = msgspec.to_builtins(state.load(TARGET_KIND, "llm", TargetRecord))
+        record["kept"]["a_later_figure"] = {"deep": [1]}
+        for name in ("exhausted", "course", "resorted", "ended", "flaps"):
+            del record["kept"][name]
+
+        class Raw(msgspec.Struct):
+            boot_id: str
+            epoch: str
+            at: float
+            upto: int
+            path: str
+            inode: int | None
+            kills: int | None
+            dynamic: bool
+            kept: Any
+
+        state.save(TARGET_KIND, "llm", Raw(**record), durable=False)
+        second = Run(place)
+        second.join(2)
+        assert (second.said, second.told()) == ([], [(seq, action, True) for seq, action, _ in first.told()])
+        second.end()
+
+    played(scene)
+
+
+def test_another_boot_and_another_cgroup_leave_what_was_learned(place: Path, llm: FakeCgroup) -> None:
+    """The level is what memory says; nothing is told again."""
+
+    async def scene() -> None:
+        first = Run(place)
+        first.join()
+        first.engine.targets["llm"].gauge.lead.learned_s = 2.5
+        first.end()
+        llm.usage(100 * MIB)
+        os.rename(llm.path, f"{llm.path}-old")
+        shutil.copytree(f"{llm.path}-old", llm.path)
+        second = Run(place)
+        target = second.engine.targets["llm"]
+        assert (target.level, target.ledger.outstanding, target.gauge.lead.learned_s) == (Level.NORMAL, {}, 2.5)
+        assert second.keeper.epoch == first.keeper.epoch
+        assert min([n for n, _, _ in second.told()], default=99) > 0
+        second.end()
+
+    played(scene)
+
+
+def test_a_place_in_memory_is_preferred_for_the_journal(
+    place: Path, llm: FakeCgroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As systemd names it; where it will not do, the state directory is taken."""
+
+    async def scene() -> None:
+        run = Run(place)
+        run.end()
+
+    (place / "run").mkdir(mode=0o755)
+    monkeypatch.setenv(RUNTIME_VARIABLE, f"{place}/run:/elsewhere")
+    played(scene)
+    assert sorted(os.listdir(place / "run")) == sorted(journals.NAMES)
+    assert not set(journals.NAMES) & set(os.listdir(place / "state"))
+    monkeypatch.setenv(RUNTIME_VARIABLE, f"{place}/missing")
+    played(scene)
+    assert set(journals.NAMES) <= set(os.listdir(place / "state"))
