@@ -57,15 +57,15 @@ def keep_machine(gauge: MachineGauge) -> KeptMachine:
 def recall(target: Target, kept: KeptTarget, now: float, wait_s: float, last_absent: int, out: list[Effect]) -> int:
     """Put a new target where the kept one was. Subscribers get numbers below last_absent; the last one is returned.
 
-    A command is due at the end of the grace at the earliest: nobody can answer before he is let in.
+    A command is due after the grace at the earliest: nobody can answer before he is let in.
     """
     _recall_figures(target, kept)
     ledger = target.ledger
     for one in kept.subscribers:
         last_absent -= 1
         _recall_subscriber(target, one, last_absent, now, wait_s, out)
-    fields: dict[str, Fact] = {"target": target.name, "level": target.level.word, "rung": ledger.rung.word}
-    fields |= {"outstanding": len(ledger.outstanding), "subscribers": len(kept.subscribers)}
+    known: dict[str, Fact] = {"target": target.name, "level": target.level.word, "rung": ledger.rung.word}
+    fields = {**known, "outstanding": len(ledger.outstanding), "subscribers": len(kept.subscribers)}
     if target.level > Level.NORMAL or kept.subscribers:
         out.append(Note("info", "state_recalled", fields))
     if kept.subscribers:
@@ -153,7 +153,8 @@ def _recall_figures(target: Target, kept: KeptTarget) -> None:
 def _recall_subscriber(
     target: Target, kept: KeptSubscriber, number: int, now: float, wait_s: float, out: list[Effect]
 ) -> None:
-    ledger, back_by = target.ledger, now + wait_s
+    # Whoever comes back in the last moment has some time left; who does not has left before his time is over.
+    ledger, back_by = target.ledger, now + wait_s + LEAST_LEFT_S
     ledger.subscribers[number] = Subscriber(
         number,
         kept.name,

@@ -262,7 +262,7 @@ def test_a_newer_versions_fields_are_passed_over_and_an_older_ones_missing_ones_
     async def scene() -> None:
         first = Run(place)
         first.join()
-        state = first.keeper._state
+        state = first.keeper.state
         first.end()
         from edgeguardd.recalled import TARGET_KIND, TargetRecord  # noqa: PLC0415
 
