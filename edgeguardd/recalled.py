@@ -24,8 +24,8 @@ from edgeguardd.state import StateDirectory
 RUN_KIND: Final = "run"
 TARGET_KIND: Final = "target"
 
-# How long who was subscribed before has to come back: their first attempt comes after 0.1 s, the fifth after 3 s.
-RETURN_S: Final = 5.0
+# How long who was subscribed before has to come back: clients pause for 5 s at most between two attempts.
+RETURN_S: Final = 10.0
 # Clients that have been alone for so long lift what was restricted (ADR 7): then no level is in force any more.
 KEPT_FOR_S: Final = 30.0
 

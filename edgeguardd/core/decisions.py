@@ -101,7 +101,9 @@ def _told(effect: Effect, engine: Engine) -> tuple[str, Kind, str, str] | None: 
             return effect.target, Kind.LEVEL, effect.level.word, f"level {steps}: {effect.reason}"
         case Deliver():
             command = effect.command
-            return command.target, Kind.COMMAND, command.action.value, _ordered(command, _name(effect, engine))
+            sentence = _ordered(command, _name(effect, engine))
+            said = f"after a restart, {sentence}" if effect.again else sentence
+            return command.target, Kind.COMMAND, command.action.value, said
         case CommandEnded():
             return effect.target, Kind.OUTCOME, effect.outcome.value, _ended(effect)
         case RaiseLimit():

@@ -14,9 +14,10 @@ from edgeguardd.core import limits
 from edgeguardd.core.decisions import Decision, Kind, of_step
 from edgeguardd.core.effects import AnnounceLevel, CommandEnded
 from edgeguardd.core.engine import Engine
-from edgeguardd.core.events import AckReceived, CountersMoved, KillsNearRemoval, SampleTaken, TargetDropped
+from edgeguardd.core.events import AckReceived, CountersMoved, KillsNearRemoval, SampleTaken, TargetAdded, TargetDropped
 from edgeguardd.core.model import Action, Level
 from edgeguardd.core.replay import Opened, Step
+from edgeguardd.core.target import Target
 
 # What led to it, and how it settled: restores come after the level is normal again.
 BEFORE_S = 20.0
@@ -114,6 +115,8 @@ class _Watch:
             return
         if isinstance(step.event, SampleTaken):
             self._sampled(step, step.event)
+        elif isinstance(step.event, TargetAdded):  # after a restart it goes on where it was
+            self._go_on(step.engine.targets.get(step.event.target), step.wall_s)
         elif (moment := _moment(step)) is not None:
             self._tell(*moment)
         for decision in of_step(step):
@@ -132,11 +135,14 @@ class _Watch:
         self._settling.clear()
         self._before.clear()
         for target in opened.engine.targets.values():
-            if target.level > Level.NORMAL:
-                at = opened.header.clock.wall_s
-                incident = Incident(target.name, at, at, target.level, began_before=True)
-                incident.levels.append((at, target.level))
-                self._begin(incident)
+            self._go_on(target, opened.header.clock.wall_s)
+
+    def _go_on(self, target: Target | None, at: float) -> None:
+        """What stood above normal before anybody looked."""
+        if target is not None and target.level > Level.NORMAL and target.name not in self._open:
+            incident = Incident(target.name, at, at, target.level, began_before=True)
+            incident.levels.append((at, target.level))
+            self._begin(incident)
 
     def _sampled(self, step: Step, event: SampleTaken) -> None:
         target = event.sample.target

@@ -109,23 +109,6 @@ def test_an_ack_that_comes_after_the_restart_counts(place: str, llm: FakeCgroup)
             assert second.of("error") == []
 
 
-def test_who_does_not_come_back_is_given_up_after_the_grace(place: str, llm: FakeCgroup) -> None:
-    """Until then nobody says that there is nobody; afterwards its commands are lost, and it is said."""
-    llm.usage(950 * MIB)
-    with activated(place) as daemon:
-        with Subscriber(daemon.socket_path, HELLO, ack=None) as first:
-            first.wait_for("command", action="reject_requests")
-            daemon.kill()
-        daemon.start()
-        missing = eventually(lambda: daemon.facts("subscriber_missing"))
-        assert [(fact["name"], fact["pid"]) for fact in missing] == [("test", os.getpid())]
-        events = [fact["event"] for fact in daemon.all_facts()]
-        recalled = events.index("state_recalled")
-        assert events.index("nobody_to_ask", recalled) > events.index("subscriber_missing")
-        lost = [fact for fact in daemon.facts("command_ended") if fact["outcome"] == "lost"]
-        assert {fact["action"] for fact in lost} >= {"reduce_batch", "reject_requests"}
-
-
 def test_kills_while_nobody_looked_are_told_once(place: str, llm: FakeCgroup) -> None:
     """By count, not by level: what was killed then says nothing of memory now. A third run has nothing to tell."""
     llm.events(oom_kill=2)

@@ -64,7 +64,7 @@ def test_a_peer_that_says_hello_is_welcomed_with_what_is_in_force() -> None:
                     "heartbeat_s": 10.0,
                 }
                 supports = frozenset({Action.TRIM_KV_CACHE})
-                assert scripted.events == [SubscriberJoined(1, "server", Role.INFERENCE, "llm", supports)]
+                assert scripted.events == [SubscriberJoined(1, "server", Role.INFERENCE, "llm", supports, os.getpid())]
             assert [event.reason for event in await scripted.left()] == ["closed by peer"]
 
     run(test())
