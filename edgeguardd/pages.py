@@ -157,7 +157,8 @@ class Pages:
     def _healthz(self) -> Response:
         stale_s = self.stale_s()
         if stale_s is None:
-            return Response(200, TEXT, b"ok\n")
+            failing = self.state is not None and self.state.failing
+            return Response(200, TEXT, b"ok; what outlives the daemon cannot be written\n" if failing else b"ok\n")
         return Response(503, TEXT, f"the last sample is {stale_s:.1f} s old\n".encode())
 
     def _readyz(self) -> Response:

@@ -29,7 +29,8 @@ loads nothing from elsewhere and works without a network |
 | `/metrics` | 200, Prometheus text format 0.0.4, or OpenMetrics 1.0.0 for whoever prefers it in `Accept`: \
 [metrics](metrics.md) |
 | `/status` | 200, one JSON object: below |
-| `/healthz` | 200 `ok`; 503 with how old it is when the oldest sample of a target that is there is older than five \
+| `/healthz` | 200 `ok`, also where what outlives the daemon cannot be written, which it adds; 503 with how old it is \
+when the oldest sample of a target that is there is older than five \
 slow intervals (`[sampling] slow`): a daemon that looks no more guards nobody |
 | `/readyz` | 200 `ready` between the end of the start and the begin of the stop, else 503 |
 | `/admit` | whether a request may go to a server: below |

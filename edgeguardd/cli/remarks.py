@@ -24,6 +24,7 @@ def daemon(status: Status) -> list[str]:
     found = []
     if status.stale_s is not None:
         found.append(f"the last sample is {words.span(status.stale_s)} old: the daemon sees nothing any more")
+    found += [f"state: {words.name(fault, MAX_REASON_CHARS)}" for fault in status.state.faults]
     found += _kernel_kills(status.kernel_log)
     return found
 

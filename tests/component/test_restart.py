@@ -72,7 +72,7 @@ def activated(place: str, body: str = TARGET) -> Iterator[Daemon]:
 def test_kill_9_forgets_neither_level_nor_commands(place: str, llm: FakeCgroup) -> None:
     """The next run has the same epoch and level, and tells the unanswered commands again, as they were."""
     llm.usage(950 * MIB)
-    with activated(place) as daemon:
+    with activated(place, TARGET.replace("dwell = 0.2", "dwell = 60")) as daemon:
         with Subscriber(daemon.socket_path, HELLO, ack=None) as first:
             old = first.wait_for("welcome")
             told = {seq: first.wait_for("command", action=seq) for seq in ("reduce_batch", "reject_requests")}
@@ -173,6 +173,7 @@ def test_a_directory_that_cannot_be_written_is_said_and_survived(place: str, llm
             with Subscriber(daemon.socket_path, HELLO) as other:
                 epochs.append(other.wait_for("welcome")["epoch"])
             assert daemon.status()["state"]["kept"] is False
+            assert "cannot be written" in daemon.get("/healthz")
             assert daemon.metric("edgeguardd_state_kept") == 0
             daemon.kill()
         assert len(set(epochs)) == 3
