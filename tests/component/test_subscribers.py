@@ -71,7 +71,7 @@ def test_a_peer_that_says_hello_is_welcomed_with_what_is_in_force() -> None:
 
 
 def test_the_daemon_decides_by_the_kernels_word_who_the_peer_is() -> None:
-    """admit_peer is given pid, uid and gid from the kernel, and the hello."""
+    """admit_peer is given pid, uid, gid and start from the kernel, and the hello."""
     asked = []
 
     def admit_peer(who: PeerCredentials, hello: wire.Hello) -> str | None:
@@ -123,6 +123,30 @@ def test_subscribers_beyond_the_limit_are_told_so() -> None:
             async with peer(scripted, HELLO) as four:
                 await four.until("welcome")
             assert scripted.server.stats.refused == 1
+
+    run(test())
+
+
+def test_who_only_looks_makes_room_for_who_serves() -> None:
+    """Observers may fill all places; servers get in all the same, and a further observer does not."""
+
+    async def test() -> None:
+        async with (
+            serving(max_subscribers=2) as scripted,
+            peer(scripted, OBSERVER) as first,
+            peer(scripted, OBSERVER) as second,
+        ):
+            await first.until("welcome")
+            await second.until("welcome")
+            async with peer(scripted, OBSERVER) as third:
+                assert [line["code"] for line in await third.rest()] == ["too_many_subscribers"]
+            async with peer(scripted, HELLO) as one, peer(scripted, HELLO) as two:
+                await one.until("welcome")
+                await two.until("welcome")
+                for onlooker in (first, second):
+                    assert (await onlooker.until("error"))["code"] == "too_many_subscribers"
+                async with peer(scripted, HELLO) as more:
+                    assert [line["code"] for line in await more.rest()] == ["too_many_subscribers"]
 
     run(test())
 

@@ -10,19 +10,21 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
 
-from edgeguardd.core import effects, wire
+from edgeguardd.client.orders import Lane
+from edgeguardd.core import effects, scores, wire
 from edgeguardd.core.config import SocketConfig
 from edgeguardd.core.events import AckReceived, AdmitAsked, Event, SubscriberJoined, SubscriberLeft
 from edgeguardd.core.model import AckStatus, Action, Command, InForce, Level, Parameters
 from edgeguardd.core.wire import Hello
 from edgeguardd.serve.peercred import Peer as PeerCredentials
 from edgeguardd.serve.subscribers import AdmitPeer, SubscriberServer
-from tests.support.wait import DEADLINE_S, soon
+from tests.support.wait import DEADLINE_S, eventually, soon
 
 E = TypeVar("E")
 
@@ -43,13 +45,30 @@ def short_dir() -> Iterator[str]:
 
 @contextlib.contextmanager
 def no_leaked_descriptors() -> Iterator[None]:
-    """Fails when there are more open descriptors afterwards than before."""
+    """Fails when there are more open descriptors afterwards than before, and stay so; tells which threads there are.
+
+    A blocking subscriber of an earlier test may still be ending: close() waits for its threads no longer than JOIN_S,
+    and on a busy machine they open or close a descriptor after that. So the beginning waits for them.
+    """
+    eventually(lambda: not _clients(), what="the subscribers of earlier tests have ended")
     before = _open_descriptors()
     yield
     gc.collect()
-    after = _open_descriptors()
-    leaked = {fd: name for fd, name in after.items() if before.get(fd) != name}
-    assert not leaked, f"leaked: {leaked}"
+
+    def leaked() -> dict[str, str]:
+        return {fd: name for fd, name in _open_descriptors().items() if before.get(fd) != name}
+
+    try:
+        eventually(lambda: not leaked())
+    except AssertionError:
+        threads = [thread.name for thread in threading.enumerate()]
+        raise AssertionError(f"leaked: {leaked()}; threads: {threads}") from None
+
+
+def _clients() -> list[str]:
+    """The threads of blocking subscribers."""
+    names = {"edgeguardd-client", *(f"edgeguardd-{lane.value}" for lane in Lane)}
+    return [thread.name for thread in threading.enumerate() if thread.name in names]
 
 
 def _open_descriptors() -> dict[str, str]:
@@ -218,7 +237,9 @@ async def peer(scripted: Scripted, *messages: dict[str, Any] | bytes) -> AsyncIt
 
 def credentials_of_self() -> PeerCredentials:
     """What the kernel says of this process."""
-    return PeerCredentials(os.getpid(), os.getuid(), os.getgid())
+    with open("/proc/self/stat", "rb") as file:
+        started = scores.stat(file.read()).started_ticks
+    return PeerCredentials(os.getpid(), os.getuid(), os.getgid(), started)
 
 
 def admits(targets: dict[str, str]) -> AdmitPeer:
