@@ -139,12 +139,14 @@ def test_a_server_in_a_container_joins_its_own_cgroup(node: Node, run_dir: str) 
 
 @pytest.mark.cost(4)
 def test_a_daemon_in_a_container_of_its_own(node: Node, run_dir: str) -> None:
-    """As a DaemonSet's pod: hostPID, and a cgroup namespace of its own. It finds the others where the host has them."""
+    """As a DaemonSet's pod: hostPID, own cgroup namespace, the host's tree beside, read-only. It finds others there."""
     home = node.make(pods.container_path("systemd", "guaranteed", pods.uid(9), pods.container_id(9)))
     container = node.make(pods.container_path("systemd", "burstable", pods.uid(1), pods.container_id(1)), 64 * MIB)
     beside = node.make("/system.slice/llama.service", 64 * MIB)
-    daemon = Daemon(run_dir, pods.targets(node.cgroup.below_root), start=False)
-    daemon.within = apart.command(home.path, "cgroup")
+    tree = os.path.join(run_dir, "host-cgroup")
+    os.mkdir(tree)
+    daemon = Daemon(run_dir, pods.targets(node.cgroup.below_root), cgroup_root=tree, start=False)
+    daemon.within = apart.command(home.path, "cgroup", tree=tree)
     with daemon:
         daemon.start()
         with open(f"/proc/{daemon.pid}/cgroup") as file:
