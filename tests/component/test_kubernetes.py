@@ -147,7 +147,7 @@ def test_the_parts_fit_each_other() -> None:
     (monitor,) = pods.manifests("examples", "podmonitor.yaml")
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == port["name"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= whole["spec"]["template"]["metadata"]["labels"].items()
-    (server,) = pods.manifests("examples", "server.yaml")
+    _, server = pods.manifests("examples", "server.yaml")
     theirs = server["spec"]["template"]["spec"]
     assert [str(group) for group in theirs["securityContext"]["supplementalGroups"]] == [config.socket.group]
     assert mounts(theirs["containers"][0])["guard"] == at["run"]
