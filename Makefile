@@ -59,7 +59,7 @@ docs: setup ## write the generated pages, man pages and shell completion again
 system: setup ## the package in a Debian guest with systemd, in QEMU; as root, builds the guest's disk first (some minutes)
 	@$(PY) -m tests.system $(SYSTEM_OPTIONS)
 
-torture: setup ## faults against a running daemon, with an oracle; the daemon under pressure itself (TORTURE_OPTIONS)
+torture: setup ## faults against a running daemon, with an oracle; a soak; enemies; writes docs/explanation (under 45 minutes)
 	@$(PY) -m tests.torture $(TORTURE_OPTIONS)
 
 bench: setup ## speed, cost and survival, beside a C loop and other guards; writes docs/explanation (under 45 minutes)

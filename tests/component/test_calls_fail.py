@@ -34,3 +34,17 @@ def test_a_failed_call_leaves_nothing(stage: calls.Stage, module: str, function:
         calls.while_running(stage, case)
         assert not case.wrong
         assert case.hits, "the call was not made, so nothing was shown"
+
+
+@pytest.mark.parametrize("effect", ["PutBackLimit", "SetTimer", "AnnounceLevel"])
+def test_a_planted_defect_is_noticed(effect: str) -> None:
+    """An order of the engine's that is not carried out: who judges the failed calls has something to say."""
+    with calls.Stage() as planted:
+        planted.patience_s = 0.5
+        planted.daemon.ask("lose", effect=effect)
+        planted.tour()
+        planted.rest()
+        planted.join()
+        case = calls.Case(effect, errno.EIO)
+        calls.judge(planted, case, len(planted.daemon.all_facts()), len(planted.daemon.words))
+        assert case.wrong

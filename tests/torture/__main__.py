@@ -1,6 +1,6 @@
 """`make torture`: faults against a running daemon on a real kernel, the daemon itself under pressure, and a soak.
 
-    python -m tests.torture [--seed N] [--rounds N] [--minutes M] [--parts faults,calls,deaths,strain,soak] [--kinds …]
+    python -m tests.torture [--seed N] [--rounds N] [--minutes M] [--parts faults,strain,…] [--kinds "disk full,…"]
 
 On this host's cgroup v2 if it has one that can be written, else in user-mode Linux. The same seed makes the same
 schedule of faults. Prints tables, and writes them into docs/explanation/reliability.md (--no-document leaves that).
@@ -24,13 +24,14 @@ from typing import Any
 from tests.support import cgroup
 from tests.support.running import REPOSITORY
 from tests.support.uml import runner
-from tests.torture import calls, deaths, guest, report, soak
+from tests.torture import calls, deaths, enemies, guest, report, soak
 
 SEED = 1
 ROUNDS = 160
-MINUTES = 15.0
+MINUTES = 12.0
 SOAK_MINUTES = 8.0
 ERRORS = 2
+FUZZ_MINUTES = 0.5
 GUESTS = 2
 FAULTS_MEMORY_BYTES = 768 * runner.MIB
 # Little, so that it thrashes soon.
@@ -48,6 +49,7 @@ def main() -> int:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--kinds", help="only these kinds of faults, with commas between them")
     parser.add_argument("--soak-minutes", type=float, default=SOAK_MINUTES)
+    parser.add_argument("--fuzz-minutes", type=float, default=FUZZ_MINUTES, help="for each of nine parsers")
     parser.add_argument("--guests", type=int, default=GUESTS, help="user-mode kernels that share the rounds")
     parser.add_argument("--no-document", action="store_true")
     options = parser.parse_args()
@@ -121,6 +123,18 @@ def soaked(options: argparse.Namespace) -> tuple[bool, str]:
     return growth.right, "\n\n".join([head, report.soak({**dataclasses.asdict(growth), "hours": growth.hours})])
 
 
+def security(_: argparse.Namespace) -> tuple[bool, str]:
+    """Hostile peers, names, links and crowds."""
+    right, text = enemies.security()
+    return right, f"### Security\n\n{text}"
+
+
+def fuzz(options: argparse.Namespace) -> tuple[bool, str]:
+    """Any bytes at each parser."""
+    right, text = enemies.fuzz(options.fuzz_minutes, options.seed)
+    return right, f"### Fuzz\n\n{options.fuzz_minutes:g} minutes at each parser.\n\n{text}"
+
+
 def elsewhere(shares: list[list[str]], memory_bytes: int, limit_s: float) -> tuple[list[dict[str, Any]], list[str]]:
     """Run tests.torture.guest with each of these, at once; what they put down, and what went wrong with them."""
     with tempfile.TemporaryDirectory(prefix="edgeguardd-torture-", dir="/tmp") as directory:
@@ -173,6 +187,8 @@ PARTS: dict[str, Callable[[argparse.Namespace], tuple[bool, str]]] = {
     "deaths": every_death,
     "strain": strain,
     "soak": soaked,
+    "security": security,
+    "fuzz": fuzz,
 }
 
 

@@ -52,7 +52,8 @@ def place(found: ills.Afflictions) -> None:
 
     def carried(self: daemon.Daemon, effect: Any, *rest: Any) -> None:
         found.pass_by(f"before {type(effect).__name__}")
-        carry_out(self, effect, *rest)
+        if type(effect).__name__ not in found.lost:
+            carry_out(self, effect, *rest)
         found.pass_by(f"after {type(effect).__name__}")
 
     daemon.Daemon._carry_out = carried  # type: ignore[method-assign]
@@ -84,8 +85,11 @@ def answer(found: ills.Afflictions, asked: dict[str, Any]) -> dict[str, Any]:
         case "heal":
             found.fail((), 0, 0.0, 0)
             found.doom.clear()
+            found.lost.clear()
         case "die":
             found.die_at(asked["point"], asked["nth"])
+        case "lose":
+            found.lost.add(asked["effect"])
         case "gap":
             found.gap_s += asked["seconds"]
         case "pressure":

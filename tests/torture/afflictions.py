@@ -61,6 +61,8 @@ class Afflictions:
         self.calls: Counter[str] = Counter()
         self.hits: Counter[str] = Counter()
         self.doom: dict[str, int] = {}
+        # Orders of the engine's that are not carried out: a defect, planted to see whether it is noticed.
+        self.lost: set[str] = set()
         self.gap_s = 0.0
         self.pressure_directory: str | None = None
 

@@ -114,6 +114,7 @@ class Stage:
         self.server: Server | None = None
         self.baseline: dict[str, int] = {}
         self.called_at_start: set[str] = set()
+        self.patience_s = SETTLE_S
 
     def __enter__(self) -> "Stage":
         self.rest()
@@ -181,6 +182,10 @@ class Stage:
         wrong = [f"{row['name']} is at {row['level']}" for row in status["targets"] if row["level"] != "normal"]
         wrong += [f"{row['name']} is degraded: {row['degraded']}" for row in status["targets"] if row["degraded"]]
         wrong += [f"{row['name']} owes {row['outstanding']}" for row in status["targets"] if row["outstanding"]]
+        wrong += [f"{row['name']} has rung {row['rung']}" for row in status["targets"] if row["rung"] != "normal"]
+        lines = [] if self.server is None else [line for _, line in self.server.lines[:]]
+        told = [line["level"] for line in lines if line["type"] in {"welcome", "level"}]
+        wrong += [] if told[-1:] == ["normal"] else [f"the server was told {told[-1:]} last"]
         wrong += [] if sorted(row["name"] for row in status["targets"]) == ["llm", "quiet"] else ["targets differ"]
         wrong += [] if [row["name"] for row in status["subscribers"]] == ["server"] else ["subscribers differ"]
         wrong += [] if read(f"{self.llm.path}/memory.high") == str(HIGH_BYTES) else ["memory.high is another"]
@@ -271,17 +276,21 @@ def at_start(stage: Stage, case: Case) -> None:
 
 def judge(stage: Stage, case: Case, since: int, words: int) -> None:
     """At rest, still guarding, nothing leaked, no defect, nothing said that is not a sentence."""
-    if not within(lambda: not stage.unrest(), SETTLE_S):
+    if not within(lambda: not stage.unrest(), stage.patience_s):
         case.wrong += stage.unrest()
         return
     at = time.monotonic()
     stage.cross()
     server = stage.server
     assert server is not None
-    if not within(lambda: any(when > at and line["type"] == "command" for when, line in list(server.lines)), SETTLE_S):
+
+    def told(kind: str) -> bool:
+        return any(when > at and line["type"] == kind for when, line in server.lines[:])
+
+    if not within(lambda: told("command") and told("level"), stage.patience_s):
         case.wrong.append("a clean crossing is not told")
     stage.rest()
-    if not within(lambda: not stage.unrest(), SETTLE_S):
+    if not within(lambda: not stage.unrest(), stage.patience_s):
         case.wrong += stage.unrest()
     if not within(lambda: not stage.leaked(), 3.0):
         case.wrong.append(f"descriptors before and after: {stage.leaked()}")
