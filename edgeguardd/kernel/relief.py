@@ -6,6 +6,8 @@ Must not: choose when or how far (core.relief does), wait for reclaim. Upstream:
                    kill -9 anywhere here: recover() of the next daemon puts it back
 
 The old value is written only where the raised one still stands: what somebody else has written meanwhile is theirs.
+That is read in the system call before the write, and no kernel can do both at once: who writes between these two loses,
+and finds what stood there before the trim.
 A record holds for one cgroup, by inode, and for one run of the kernel; so it need not survive a power cut, and is
 written without fsync, which on a busy flash disk would hold the trim up for longer than the throttling does.
 """
@@ -151,7 +153,11 @@ class Relief:
             )
             self._state.save(KIND, cgroup.path, raised.lifted, durable=False)
             undo.callback(self._forget, cgroup.path)
-            _write(raised, raised_bytes)
+            if not _write(raised, old_bytes, raised_bytes):
+                raise KernelError(
+                    f"cannot raise memory.high of {shown(path)}: somebody else has just changed it; "
+                    "leave it alone while the daemon is at it"
+                )
             undo.pop_all()
         return raised
 
@@ -201,7 +207,7 @@ class Relief:
         if now_bytes == lifted.old_bytes:
             return "restored", f"{what} stood at {mib(now_bytes)} again, though we had not put it back"
         if now_bytes == lifted.raised_bytes:
-            _write(raised, lifted.old_bytes)
+            _write(raised, lifted.raised_bytes, lifted.old_bytes)
             now_bytes = raised.cgroup.limit(HIGH)
             if now_bytes == lifted.raised_bytes:
                 raise KernelError(f"cannot put {what} back: it is still {mib(now_bytes)}; {_AGAIN}")
@@ -237,26 +243,35 @@ def _rounded(size_bytes: int) -> int:
     return size_bytes // PAGE_BYTES * PAGE_BYTES
 
 
-def _write(raised: _Raised, limit_bytes: int | None) -> None:
+def _write(raised: _Raised, from_bytes: int | None, limit_bytes: int | None) -> bool:
     """Write memory.high without reclaiming in this thread. Raises CgroupGoneError, KernelError.
+
+    False: something else than from_bytes stands there by now, and stays.
 
     On 6.1 a write below memory.current reclaims in the writer, O_NONBLOCK or not: 0.3 to 0.6 s for 64 MiB of mapped
     file were measured. So that is left to a thread, and waited for only until the value stands.
     """
     cgroup, text = raised.cgroup, "max" if limit_bytes is None else str(limit_bytes)
-    if limit_bytes is None or cgroup.number(CURRENT) <= limit_bytes:
+    reclaims = limit_bytes is not None and cgroup.number(CURRENT) > limit_bytes
+    fd = cgroup.open_to_write(HIGH) if reclaims else None
+    # Nothing that takes time may come between this and the write.
+    if cgroup.limit(HIGH) != from_bytes:
+        if fd is not None:
+            os.close(fd)
+        return False
+    if fd is None:
         cgroup.write(HIGH, text)
-        return
-    fd = cgroup.open_to_write(HIGH)
+        return True
     writing = Aside(lambda: cgroup.write_and_close(fd, HIGH, text))
     until = time.monotonic() + IN_FORCE_WITHIN_S
     while not writing.ended and not _stands(cgroup, limit_bytes):
         if time.monotonic() > until:
             raised.writing = writing
-            return
+            return True
         time.sleep(LOOK_AGAIN_S)
     if writing.ended:
         writing.result()
+    return True
 
 
 def _stands(cgroup: HeldCgroup, limit_bytes: int | None) -> bool:

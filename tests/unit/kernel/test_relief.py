@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from edgeguardd.core.events import Event, LimitPutBack, LimitRaised, ReliefFailed
 from edgeguardd.kernel import relief as module
@@ -481,3 +482,47 @@ def test_a_cgroup_whose_name_is_no_text_is_put_back_as_well(scene: Scene) -> Non
     scene.relief.recover()
     assert put_back(scene.last(), "restored").isprintable()
     assert scene.high(odd) == str(20 * MIB)
+
+
+class Meddled(StateDirectory):
+    """A state directory that takes its time, in which somebody else sets memory.high."""
+
+    meddle: FakeCgroup | None = None
+
+    def save(self, kind: str, key: str, record: Struct, *, durable: bool = True) -> None:
+        """As the real one; meanwhile an operator writes."""
+        super().save(kind, key, record, durable=durable)
+        if self.meddle is not None:
+            self.meddle.write("memory.high", f"{22 * MIB}\n")
+
+
+def test_what_somebody_else_writes_while_a_record_is_saved_stays(scene: Scene) -> None:
+    """Saving takes milliseconds; the value is looked at once more behind it. Nothing is raised, nothing is recorded."""
+    state = Meddled(scene.state_path, scene.said.append)
+    state.meddle = scene.llm
+    relief = Relief(CgroupRoot(scene.tree.path), state, scene.told.append, lambda: scene.now, scene.proc)
+    relief.raise_limit("llm", "/llm", 20 * MIB, 25 * MIB)
+    assert "somebody else has just changed it" in failed(scene.last())
+    assert scene.high() == str(22 * MIB)
+    assert scene.records() == {}
+    relief.close()
+
+
+@pytest.mark.parametrize("needed_mib", [10, 30])
+def test_what_somebody_else_writes_just_before_the_put_back_stays(
+    scene: Scene, needed_mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the first look and the write, whether that would reclaim or not, the value is looked at again."""
+    scene.raised()
+    scene.llm.usage(needed_mib * MIB)
+    number = HeldCgroup.number
+
+    def meddling(cgroup: HeldCgroup, name: str) -> int:
+        scene.llm.write("memory.high", f"{22 * MIB}\n")
+        return number(cgroup, name)
+
+    monkeypatch.setattr(HeldCgroup, "number", meddling)
+    scene.relief.put_back("llm")
+    assert "not the 25.0 MiB we had raised it to" in put_back(scene.last(), "changed")
+    assert scene.high() == str(22 * MIB)
+    assert scene.records() == {}
