@@ -237,3 +237,11 @@ def test_an_endless_line_is_reported_once_and_takes_no_memory() -> None:
     buffer.feed(b"z\nnext\n")
     assert refused == 1
     assert lines_of(buffer) == [b"next"]
+
+
+def test_what_an_error_repeats_of_a_line_can_be_printed() -> None:
+    """The peer's own text comes back escaped: whoever prints the error prints no control character of a stranger's."""
+    for line in (b'{"type":"t\\rget\\u001b[2J"}', b'{"type":"hello","name":"n","role":"\\u001b]0;x\\u0007"}'):
+        with pytest.raises(ProtocolError) as refused:
+            wire.decode_client(line)
+        assert str(refused.value).isprintable()
