@@ -9,6 +9,7 @@ daemon. Why so, and what a kill -9 at each point means: docs/adr/0017.
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -107,7 +108,9 @@ class Keeper:
         self._alive: asyncio.TimerHandle | None = None
         self._writing: Aside[None] | None = None
         self._started = False
-        self._closed = False
+        self._lock_fd = self._lock(directory)
+        # Another daemon's state is read, and left alone.
+        self._closed = self._lock_fd is None
         self._boot_id = self._read_boot_id()
         self._journal = self._open_journal(directory)
         found = Found() if self._journal is None else self._journal.read()
@@ -152,6 +155,8 @@ class Keeper:
     def start(self) -> None:
         """All that is guarded is known: write it down before anybody is let in."""
         self._started = True
+        if self._closed:
+            return
         self._save_now()
         self._alive = self._loop.call_later(ALIVE_S, self._say_alive)
         self._loop.call_later(2 * self._recalled.event.wait_s, self._forget_unknown)
@@ -165,10 +170,12 @@ class Keeper:
         until = time.monotonic() + CLOSE_S
         while self._writing is not None and not self._writing.ended and time.monotonic() < until:
             time.sleep(0.001)
-        if self._started:
+        if self._started and self._lock_fd is not None:
             self._save_now(exact=True)
         if self._journal is not None:
             self._journal.close()
+        if self._lock_fd is not None and self._lock_fd >= 0:
+            os.close(self._lock_fd)
 
     # On the way of every event
 
@@ -367,8 +374,26 @@ class Keeper:
             self._say(str(error))
             return ""
 
+    def _lock(self, directory: str) -> int | None:
+        """Hold the directory for this run: a descriptor; -1: there is nothing to hold; None: another daemon does."""
+        try:
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:  # said by whoever wants to write there
+            return -1
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            if isinstance(error, BlockingIOError):
+                self._failed(f"cannot keep state in {directory}: another edgeguardd does; set state_directory")
+                return None
+            return -1
+        return fd
+
     def _open_journal(self, directory: str) -> Journal | None:
         """In memory where systemd gives a place for it, else beside the records."""
+        if self._closed:
+            return None
         places = [place for place in (os.environ.get(RUNTIME_VARIABLE, "").partition(":")[0], directory) if place]
         fault = ""
         for place in places:
@@ -381,6 +406,8 @@ class Keeper:
 
     def _can_write(self) -> bool:
         """Whether numbers can go on: a record that stays old would let a later run give them once more."""
+        if self._closed:
+            return False
         try:
             self._write([(recalled.RUN_KIND, recalled.RUN_KIND, self._first_run())])
         except EdgeguardError as error:

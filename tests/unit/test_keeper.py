@@ -145,6 +145,7 @@ class Run:
                 timer.cancel()
         if self.keeper._journal is not None:
             self.keeper._journal.close()
+        os.close(self.keeper._lock_fd or 0)
         self.targets.close()
 
     def end(self) -> None:
@@ -287,6 +288,27 @@ def test_a_newer_versions_fields_are_passed_over_and_an_older_ones_missing_ones_
         second.join(2)
         assert (second.said, second.told()) == ([], [(seq, action, True) for seq, action, _ in first.told()])
         second.end()
+
+    played(scene)
+
+
+def test_a_second_daemon_leaves_the_firsts_state_alone(place: Path, llm: FakeCgroup) -> None:
+    """Started by mistake, it says so, counts in an epoch of its own, and writes nothing."""
+
+    async def scene() -> None:
+        first = Run(place)
+        second = Run(place)
+        second.join()
+        assert "another edgeguardd does" in second.said[0]
+        assert second.keeper.epoch != first.keeper.epoch
+        second.end()
+        first.join(3)
+        first.die()
+        third = Run(place)
+        third.join(4)
+        assert (third.keeper.epoch, third.said) == (first.keeper.epoch, [])
+        assert [seq for seq, _, again in third.told() if again] == [seq for seq, _, _ in first.told()]
+        third.end()
 
     played(scene)
 
