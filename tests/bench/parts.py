@@ -7,9 +7,10 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.bench import grounds, reaction, soak
+from tests.bench import grounds, llama, reaction, soak
 from tests.bench.probes import GUEST, HERE, Found, ProbeError, Tell, kernel_of_memory, probe
 from tests.bench.report import Section
+from tests.llama.__main__ import GUEST_MEMORY_BYTES, LIMIT_S
 
 PERFORMANCE, RELIABILITY = "docs/explanation/performance.md", "docs/explanation/reliability.md"
 SOAK_TEMPO = 10.0
@@ -78,6 +79,9 @@ def _machine(size: Size, tell: Tell) -> Section:
 
 def _survival(size: Size, tell: Tell) -> Section:
     found = [probe("survival", GUEST, str(seed), str(size.survival_s), memory_bytes=GUEST_BYTES) for seed in size.seeds]
+    server = llama.found()
+    if server is not None and size is FULL:
+        found.append(probe("llama", GUEST, *server, memory_bytes=GUEST_MEMORY_BYTES, limit_s=LIMIT_S))
     return _section("survival", "Survival", found)
 
 

@@ -46,14 +46,14 @@ def kernel_of_memory() -> str:
 
 
 def probe(
-    module: str, where: str, *options: str, memory_bytes: int = runner.MEMORY_BYTES, urgent: bool = True
+    module: str, where: str, *options: str, memory_bytes: int = runner.MEMORY_BYTES, limit_s: float = LIMIT_S
 ) -> Found:
-    """Run it and read what it found. `urgent`: before everything else that runs on this machine. Raises ProbeError."""
+    """Run it, before everything else that runs on this machine, and read what it found. Raises ProbeError."""
     with tempfile.TemporaryDirectory(prefix="edgeguardd-bench-", dir="/tmp") as directory:
         into = f"{directory}/found"
         argv = [sys.executable, "-m", "tests.bench.probes", module, into, *options]
-        with _urgent(pinned=where == GUEST) if urgent else contextlib.nullcontext():
-            status = _here(argv) if where == HERE else _in_guest(argv, memory_bytes)
+        with _urgent(pinned=where == GUEST):
+            status = _here(argv) if where == HERE else _in_guest(argv, memory_bytes, limit_s)
         if status or not os.path.exists(into):
             raise ProbeError(f"{module} ended with status {status}; see above")
         with open(into, "rb") as file:
@@ -64,8 +64,8 @@ def _here(argv: list[str]) -> int:
     return subprocess.run(argv, check=False).returncode
 
 
-def _in_guest(argv: list[str], memory_bytes: int) -> int:
-    outcome = runner.run(argv, to=sys.stdout.buffer, memory_bytes=memory_bytes, limit_s=LIMIT_S)
+def _in_guest(argv: list[str], memory_bytes: int, limit_s: float) -> int:
+    outcome = runner.run(argv, to=sys.stdout.buffer, memory_bytes=memory_bytes, limit_s=limit_s)
     if outcome.status is None:
         raise ProbeError(f"{outcome.console}\n{outcome.trouble}")
     return outcome.status

@@ -51,16 +51,7 @@ LIMIT_S = 3600.0
 
 def main() -> int:
     """Choose the kernel, then run."""
-    parser = argparse.ArgumentParser(prog="python -m tests.llama", description=__doc__)
-    parser.add_argument("--program", required=True, type=os.path.abspath, help="a llama-server")
-    parser.add_argument("--model", required=True, type=os.path.abspath, help="a GGUF file")
-    parser.add_argument("--prompts", type=int, default=PROMPTS, help="a run lasts as long as so many prompts take")
-    parser.add_argument("--minutes", type=float, help="instead: until so many prompts are answered, or M minutes")
-    parser.add_argument("--words", type=int, default=load.PROMPT_WORDS, help="how long a prompt is")
-    parser.add_argument("--only", choices=RUNS)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--here", action="store_true", help="on this kernel, whatever it is")
-    options = parser.parse_args()
+    options = parser().parse_args()
     for path in (options.program, options.model):
         if not os.path.isfile(path):
             say(f"cannot find {path}: tests/llama/setup.sh makes it")
@@ -70,6 +61,20 @@ def main() -> int:
         return asyncio.run(all_runs(options))
     say(f"this kernel cannot be used ({unusable}): running inside user-mode Linux")
     return inside(LIMIT_S if options.minutes is None else LIMIT_S + 60.0 * len(RUNS) * options.minutes)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="python -m tests.llama", description=__doc__)
+    made.add_argument("--program", required=True, type=os.path.abspath, help="a llama-server")
+    made.add_argument("--model", required=True, type=os.path.abspath, help="a GGUF file")
+    made.add_argument("--prompts", type=int, default=PROMPTS, help="a run lasts as long as so many prompts take")
+    made.add_argument("--minutes", type=float, help="instead: until so many prompts are answered, or M minutes")
+    made.add_argument("--words", type=int, default=load.PROMPT_WORDS, help="how long a prompt is")
+    made.add_argument("--only", choices=RUNS)
+    made.add_argument("--threads", type=int, default=1)
+    made.add_argument("--here", action="store_true", help="on this kernel, whatever it is")
+    return made
 
 
 def inside(limit_s: float) -> int:
@@ -88,6 +93,13 @@ def inside(limit_s: float) -> int:
 
 async def all_runs(options: argparse.Namespace) -> int:
     """The runs one after the other, then the table."""
+    results = await play(options)
+    say("\n" + timeline.table([(each.name, figures(each)) for each in results], ROWS))
+    return verdict({each.name: each for each in results})
+
+
+async def play(options: argparse.Namespace) -> list[Result]:
+    """The runs one after the other."""
     directory = tempfile.mkdtemp(prefix="edgeguardd-llama-", dir="/run")
     stage = Stage(options.program, options.model, directory, options.threads)
     try:
@@ -110,8 +122,7 @@ async def all_runs(options: argparse.Namespace) -> int:
             results.append(await Run(stage, name, rest, limits, say).go())
     finally:
         shutil.rmtree(directory)
-    say("\n" + timeline.table([(each.name, figures(each)) for each in results], ROWS))
-    return verdict({each.name: each for each in results})
+    return results
 
 
 def figures(result: Result) -> list[str]:
