@@ -23,6 +23,7 @@ from tests.support.faketree import MIB, FakeTree
 from tests.support.running import REPOSITORY, Daemon
 from tests.support.wait import DEADLINE_S
 
+FLOOR = "import time\nwhile True:\n    time.sleep(1)\n    open('/proc/meminfo').read()"
 LIMIT_BYTES = 1024 * MIB
 REST_BYTES = 64 * MIB
 
@@ -90,6 +91,20 @@ def rested(targets: int, sizes: Sizes) -> Rested:
             pages_s,
             size,
         )
+
+
+def floor(sizes: Sizes) -> tuple[float, float]:
+    """Wake-ups a second and share of a processor of a Python that wakes once a second and reads one file."""
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", FLOOR])
+    try:
+        time.sleep(sizes.settles_s)
+        began, before = time.monotonic(), use(process.pid)
+        time.sleep(sizes.watched_s)
+        after, took_s = use(process.pid), time.monotonic() - began
+        return (after.switches - before.switches) / took_s, (after.cpu_s - before.cpu_s) / took_s
+    finally:
+        process.kill()
+        process.wait()
 
 
 # The start
@@ -162,9 +177,12 @@ def run(options: list[str], tell: Tell) -> Found:
         ]
         for each in all_rested
     ]
+    wakes, cpu = floor(sizes)
+    rows.insert(0, ["none: the floor", f"{wakes:.2f}", f"{cpu:.3%}", "", "", "", ""])
     head = ["targets", "wake-ups a second", "processor", "resident", "/metrics, median", "p99", "its size"]
     note = (
         f"Far from their marks, watched for {sizes.watched_s:.0f} s; /metrics asked for {sizes.pages} times, the "
-        "connection made anew each time. Targets whose looks fall on the same moment share a wake-up."
+        "connection made anew each time. Up to 16 targets and the machine share a wake-up. The floor is a Python that "
+        "only wakes once a second and reads /proc/meminfo: what a wake-up costs on this machine, busy as it is."
     )
     return Found([Table("At rest, as targets grow", head, rows, [note]), started], measured)

@@ -18,8 +18,8 @@ POLICY = """
 [sampling]
 fast = "10ms"
 [defaults]
-dwell = "10ms"
-restore_dwell = "10ms"
+dwell = "1ms"
+restore_dwell = "1ms"
 repeat = 30
 settle = 3600
 relief = "off"

@@ -2,8 +2,8 @@
 
     python -I -S -B sacrifice.py MARK_BYTES
 
-Orders on stdin: "cross" takes, waits for SIGTERM, gives back, and answers with both times; "take" answers with the one;
-"give" gives back. Times are nanoseconds of CLOCK_MONOTONIC.
+Orders on stdin: "cross" takes, waits for SIGTERM, answers with both times, and ends, as guards wait for it to; "take"
+answers with the one; "give" gives back. Times are nanoseconds of CLOCK_MONOTONIC.
 
 Must not: import anything that costs memory. Upstream: machinewide. Downstream: mmap(2), /proc/meminfo.
 """
@@ -53,13 +53,11 @@ def main() -> None:
     for line in sys.stdin:
         match line.strip():
             case "cross":
-                while signal.sigtimedwait({signal.SIGTERM}, 0) is not None:
-                    pass
                 crossed = take(file, mark)
                 signal.sigwait({signal.SIGTERM})
                 told = time.monotonic_ns()
-                give(file, mark)
-                answer = f"{crossed} {told}"
+                os.write(1, f"{crossed} {told}\n".encode())
+                return
             case "take":
                 answer = str(take(file, mark))
             case _:
