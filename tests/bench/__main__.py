@@ -51,7 +51,7 @@ def here_and_now(part: str) -> Circumstances:
         kernel=f"Linux {platform.release()}",
         machine=f"{os.cpu_count()} processors, Python {platform.python_version()}",
         load=f"{os.getloadavg()[0]:.1f}",
-        command=f"make bench BENCH_OPTIONS={part}",
+        command="make soak" if part == "soak" else f"make bench BENCH_OPTIONS={part}",
     )
 
 
