@@ -1,8 +1,11 @@
 """The benchmarks on a real memory.high, tried small: figures mean nothing here, but each has to come out."""
 
+import asyncio
+
 import pytest
 
-from tests.bench import reaction
+from tests.bench import reaction, survival
+from tests.demo import contest
 
 
 def tell(_: str) -> None:
@@ -16,3 +19,16 @@ def test_a_few_reactions_by_memory_high() -> None:
     found = reaction.run(["memory", "2"], tell)
     assert [row[1] for row in found.tables[0].rows] == ["2", "2"]
     assert "-" not in [cell for row in found.tables[1].rows for cell in row], found.tables[1].rows
+
+
+@pytest.mark.cost(10)
+def test_a_short_contest() -> None:
+    """Each who takes part in a cgroup gets all requests of the seed, and edgeguardd loses none of them."""
+    told: list[str] = []
+    results = asyncio.run(survival.compete(1, 1.0, [contest.LIMITED[0], contest.LIMITED[-1]], told.append))
+    assert len({each.tally.sent for each in results}) == 1
+    assert [(each.name, each.tally.served == each.tally.sent, each.restarts) for each in results] == [
+        ("none", True, 0),
+        ("edgeguardd", True, 0),
+    ]
+    assert len(told) == len(results)

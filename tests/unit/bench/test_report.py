@@ -58,7 +58,9 @@ def test_each_section_of_the_pages_says_when_where_and_how() -> None:
             page = file.read()
         for part, text in re.findall(r"<!-- bench (\S+) begin -->\n(.*?)<!-- bench \1 end -->", page, re.DOTALL):
             assert PARTS[part].page == path
-            assert re.search(r"^\*\d{4}-\d\d-\d\d, Linux .* load average .*`make (bench|soak)", text, re.MULTILINE), part
+            assert re.search(r"^\*\d{4}-\d\d-\d\d, Linux .* load average .*`make (bench|soak)", text, re.MULTILINE), (
+                part
+            )
             tables = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
             assert tables, part
             for table in tables:
