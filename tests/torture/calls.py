@@ -21,7 +21,7 @@ from tests.support.running import Subscriber
 from tests.support.wait import eventually
 from tests.torture import plan
 from tests.torture.faults import within
-from tests.torture.world import Afflicted, free_port
+from tests.torture.world import Afflicted, differing, free_port
 
 ERRNOS = tuple(getattr(errno, name) for name in plan.ERRNOS)
 # The limit and what relief raises it to have as many digits: a write does not shorten a plain file.
@@ -194,12 +194,7 @@ class Stage:
 
     def leaked(self) -> dict[str, tuple[int, int]]:
         """Descriptors that are more or fewer than at rest."""
-        now = self.daemon.open_files()
-        return {
-            what: (self.baseline.get(what, 0), now.get(what, 0))
-            for what in sorted(self.baseline.keys() | now.keys())
-            if self.baseline.get(what, 0) != now.get(what, 0) and "recording-" not in what
-        }
+        return differing(self.baseline, self.daemon.open_files())
 
 
 def read(path: str) -> str:

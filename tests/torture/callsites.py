@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 # Where calls into the kernel are made by the daemon's own code.
-PACKAGES = ("edgeguardd.kernel", "edgeguardd.serve")
-MODULES = ("edgeguardd.state", "edgeguardd.recorder", "edgeguardd.segments", "edgeguardd.logs", "edgeguardd.systemd")
+PACKAGES = ("edgeguardd", "edgeguardd.kernel", "edgeguardd.serve")
+# What is started as a program, or runs before the daemon does.
+NOT_THE_DAEMON = ("edgeguardd.__main__", "edgeguardd.standins")
 
 # Modules whose functions are calls into the kernel, as the daemon's modules name them.
 GATES = ("os", "open", "select", "socket", "fcntl", "resource")
@@ -46,10 +47,11 @@ class Site:
 
 def modules() -> list[str]:
     """The names of all modules in question, in order."""
-    found = set(MODULES)
+    found = set()
     for package in PACKAGES:
-        found |= {name for _, name, _ in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}.")}
-    return sorted(found)
+        inside = pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}.")
+        found |= {name for _, name, is_package in inside if not is_package}
+    return sorted(found - set(NOT_THE_DAEMON))
 
 
 def sites() -> list[Site]:

@@ -177,6 +177,14 @@ def _robbed(world: World, since: Before) -> Iterator[str]:
             yield f"{name} gave {gave / MIB:.1f} MiB, and was credited with {credited / MIB:.1f} MiB"
 
 
+def in_time(world: World, since: Before) -> Iterator[str]:
+    """Servers that nothing was done to have had their commands, and their answers were heard, before the deadline."""
+    late = {"expired", "lost", "failed", "unsupported"}
+    for fact in world.daemon.all_facts()[since.facts :]:
+        if fact["event"] == "command_ended" and fact["target"] in world.undisturbed and fact["outcome"] in late:
+            yield f"command {fact['seq']} ({fact['action']}) of {fact['target']} ended {fact['outcome']}"
+
+
 def _journal(world: World, since: Before, name: str) -> list[dict[str, Any]]:
     """What the servers of this name have said in the round: that one's rest, and all of the one after it."""
     old, length = since.actors[name]
@@ -227,6 +235,7 @@ def servers(world: World, since: Before) -> Iterator[str]:
 CHECKS: dict[str, Callable[[World, Before], Iterator[str]]] = {
     "limits": limits,
     "once": once,
+    "in time": in_time,
     "counts": counts,
     "health": health,
     "servers": servers,

@@ -14,11 +14,15 @@ from dataclasses import dataclass, field
 from tests.support.wait import eventually
 from tests.torture import oracle
 from tests.torture.faults import FAULTS, Seen, within
-from tests.torture.plan import Round
-from tests.torture.world import HIGH_BYTES, MAX_BYTES, QUIET, SERVERS, World
+from tests.torture.plan import MISBEHAVIOURS, Round
+from tests.torture.world import HIGH_BYTES, MAX_BYTES, QUIET, SERVERS, World, differing
 
 # A clean crossing after each round: the command has to be there within this, on a guest whose host is busy too.
 PROBE_S = 10.0
+
+# Kinds that concern the rest of the world, or one server alone: the others' commands are to be answered as ever.
+OF_OTHERS = {"cgroups come and go", "wall clock jumps", "reload storm", "pressure files vanish"}
+OF_OTHERS |= {f"a server: {kind}" for kind in MISBEHAVIOURS}
 
 
 @dataclass
@@ -55,7 +59,7 @@ def one(world: World, each: Round) -> Verdict:
     started = time.monotonic()
     level_the_ground(world, each)
     before = oracle.before(world)
-    world.constant_limits = each.kind != "limits rewritten"
+    world.undisturbed = set(SERVERS) - {each.words.get("server")} if each.kind in OF_OTHERS else set()
     fault = FAULTS[each.kind]
     with contextlib.contextmanager(fault)(world, each.words, verdict.seen):
         for name, ratio in each.crossings:
@@ -120,16 +124,11 @@ def settle(world: World, verdict: Verdict) -> None:
 def judge_descriptors(world: World, verdict: Verdict) -> None:
     """As many as at first, each of the same kind. HTTP connections of the oracle's may be about to be closed."""
 
-    def differing() -> dict[str, tuple[int, int]]:
-        now, first = world.daemon.open_files(), world.baseline
-        return {
-            what: (first.get(what, 0), now.get(what, 0))
-            for what in sorted(first.keys() | now.keys())
-            if first.get(what, 0) != now.get(what, 0) and "recording-" not in what
-        }
+    def changed() -> dict[str, tuple[int, int]]:
+        return differing(world.baseline, world.daemon.open_files())
 
-    if not within(lambda: not differing(), 5.0):
-        verdict.wrong["descriptors"] = [f"descriptors before and after: {differing()}"]
+    if not within(lambda: not changed(), 5.0):
+        verdict.wrong["descriptors"] = [f"descriptors before and after: {changed()}"]
     verdict.descriptors = sum(world.daemon.open_files().values())
 
 

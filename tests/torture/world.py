@@ -280,9 +280,10 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        # What the daemon has open at rest; whether nobody but the daemon changes limits in this round.
+        # What the daemon has open at rest.
         self.baseline: dict[str, int] = {}
-        self.constant_limits = True
+        # The servers to which, and to whose way to the daemon, nothing is done in this round.
+        self.undisturbed: set[str] = set()
         with open("/proc/cpuinfo") as file:
             self.is_guest = "User Mode Linux" in file.read()
         self.directory = tempfile.mkdtemp(prefix="edgeguardd-torture-", dir="/run")
@@ -406,6 +407,19 @@ class World:
             os.kill(self.daemon.pid, signal.SIGCONT)
             self.daemon.ask("heal")
             self.daemon.stop()
+
+
+def differing(first: dict[str, int], now: dict[str, int]) -> dict[str, tuple[int, int]]:
+    """Of which there are more or fewer than at first.
+
+    Recordings take turns, and what could not be opened at the start (a recording, the journal) is done without.
+    """
+    return {
+        what: (first.get(what, 0), now.get(what, 0))
+        for what in sorted(first.keys() | now.keys())
+        if now.get(what, 0) > first.get(what, 0) or (now.get(what, 0) < first.get(what, 0) and "/state/" not in what)
+        if "recording-" not in what
+    }
 
 
 def free_port() -> int:
