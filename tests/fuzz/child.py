@@ -18,7 +18,8 @@ def _guided(part: str, arguments: list[str]) -> None:
 
     with atheris.instrument_imports(include=["edgeguardd"]):
         from tests.fuzz import targets  # noqa: PLC0415  has to be imported under the instruments
-    atheris.Setup([sys.argv[0], *arguments], targets.PARTS[part])
+    itself = os.environ.get("EDGEGUARDD_FUZZ_AGAIN", sys.argv[0])
+    atheris.Setup([itself, *arguments], targets.PARTS[part])
     atheris.Fuzz()
 
 

@@ -8,6 +8,7 @@ import glob
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -104,11 +105,19 @@ def _arguments(seconds: float, seed: int, directory: str) -> list[str]:
 
 def _least(part: str, directory: str) -> list[bytes]:
     """Of all that is there, as few as cover the same."""
-    merged = f"{directory}/merged"
+    merged, again = f"{directory}/merged", f"{directory}/again"
     os.mkdir(merged)
+    with open(again, "w", encoding="utf-8") as file:
+        file.write(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m tests.fuzz.child {part} "$@"\n')
+    os.chmod(again, 0o700)
     merge = ["-merge=1", f"-max_len={kept.MAX_KEPT_BYTES}", merged, f"{directory}/begin", f"{directory}/found"]
+    # libFuzzer calls itself for a merge, by the name that it was called by.
     subprocess.run(
-        [sys.executable, "-m", "tests.fuzz.child", part, *merge], capture_output=True, timeout=600, check=True
+        [sys.executable, "-m", "tests.fuzz.child", part, *merge],
+        env={**os.environ, "EDGEGUARDD_FUZZ_AGAIN": again},
+        capture_output=True,
+        timeout=600,
+        check=True,
     )
     found = []
     for path in glob.glob(f"{merged}/*"):

@@ -10,7 +10,7 @@ import os
 
 CORPUS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "corpus")
 # Longer ones say little more, and make the files large.
-MAX_KEPT_BYTES = 2048
+MAX_KEPT_BYTES = 8192
 MAX_FILE_BYTES = 48 << 10
 
 
