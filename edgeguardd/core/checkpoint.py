@@ -51,7 +51,7 @@ def decode(value: Json) -> Engine:
     """The engine back, ready for the next event. Raises CheckpointError; runs nothing but constructors of core."""
     try:
         engine = _Reader().read(value)
-    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"cannot read a checkpoint: {str(error)[:200]}") from None
     if not isinstance(engine, Engine):
         raise CheckpointError("cannot read a checkpoint: it holds no engine")

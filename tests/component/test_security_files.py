@@ -171,6 +171,32 @@ def test_a_checkpoint_makes_nothing_but_values_of_the_engine(name: str) -> None:
         segment.engine()
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        ["q", 2**63],
+        ["i", "9" * 5000],
+        ["r", 10**9],
+        ["F", ["d"]],
+        ["s", ["l", ["l"]]],
+        ["e", "model.Level", 99],
+        [],
+        None,
+    ],
+)
+def test_a_checkpoint_that_is_none_is_one_sentence(state: object) -> None:
+    """Numbers beyond the machine's, what cannot be in a set, references to nothing: no traceback."""
+    tape = Taped()
+    tape.need(100)
+    tape.cut()
+    header = gzip.decompress(tape.files[0]).split(b"\n")[0]
+    packer = Packer()
+    line = json.dumps({"type": "checkpoint", "state": state}).encode()
+    segment = Segment(packer.add(header + b"\n" + line + b"\n") + packer.end(), "f")
+    with pytest.raises(RecordingError, match="cannot begin with f"):
+        segment.engine()
+
+
 def test_what_a_recording_says_acts_on_no_terminal(place: str) -> None:
     """Names and sentences in it are printed as text, and the page of an incident has no script but its own."""
     tape = Taped(version="\x1b[2J</title><script>alert(1)</script>")
