@@ -16,7 +16,7 @@ from msgspec import structs
 
 from edgeguardd.bridges.endpoint import endpoint
 from edgeguardd.bridges.heads import from_path_on, path_of, request_of, target_of
-from edgeguardd.core import taskstats, wire
+from edgeguardd.core import checkpoint, taskstats, wire
 from edgeguardd.core.config import Config
 from edgeguardd.core.configparse import read
 from edgeguardd.core.configtext import render
@@ -148,7 +148,9 @@ def state(data: bytes) -> None:
 
 
 def recordings(data: bytes) -> None:
-    """A recording, packed as it is and as lines: replayed, and once more under another configuration."""
+    """A recording, packed as it is and as lines: replayed, once more under another configuration; and a checkpoint."""
+    with contextlib.suppress(ValueError, RecursionError, checkpoint.CheckpointError):
+        checkpoint.decode(json.loads(data))
     packer = Packer()
     for content in (data, packer.add(data) + packer.end()):
         try:
