@@ -10,25 +10,20 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 TOOLS = {"qemu-system-x86_64": "qemu-system-x86", "mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "zstd": "zstd"}
 PACKAGES = (
     "ca-certificates",
     "dbus",
-    "gcc",
     "iproute2",
     "kmod",
-    "libc6-dev",
-    "libsystemd-dev",
     "linux-image-cloud-amd64",
-    "lintian",
-    "pkgconf",
     "procps",
     "prometheus",
     "python3",
     "python3-pytest",
-    "stress-ng",
     "systemd-oomd",
     "systemd-sysv",
     "udev",
@@ -82,19 +77,18 @@ def require_tools() -> None:
             raise ImageError(f"{' '.join(argv)} failed: {ended.stderr.strip()[-300:]}")
 
 
-def make(repository: str, suite: str, packages: list[str]) -> Disk:
-    """A fresh disk with these .deb files and the repository's tests on it. Raises ImageError."""
+def make(repository: str, suite: str, inside: Mapping[str, str]) -> Disk:
+    """A fresh disk with the repository's tests on it, and beside them these: name there -> path. Raises ImageError."""
     cache = os.path.join(repository, CACHE)
-    os.makedirs(cache, exist_ok=True)
-    base = _base(cache, suite)
+    guest = base(cache, suite, "guest", PACKAGES)
     with tempfile.TemporaryDirectory(dir=cache, prefix="root-") as root:
-        _run(["tar", "--extract", "--file", base, "--directory", root, "--numeric-owner", "--zstd"])
-        inside = os.path.join(root, INSIDE)
-        os.makedirs(inside)
+        command(["tar", "--extract", "--file", guest, "--directory", root, "--numeric-owner", "--zstd"])
+        home = os.path.join(root, INSIDE)
+        os.makedirs(home)
         for name in ("tests", "systemd", "packaging", "docs", "edgeguardd", "pyproject.toml"):
-            _run(["cp", "-a", os.path.join(repository, name), inside])
-        for package in packages:
-            shutil.copy(package, inside)
+            command(["cp", "-a", os.path.join(repository, name), home])
+        for name, path in inside.items():
+            command(["cp", "-a", path, os.path.join(home, name)])
         with open(os.path.join(root, "etc/systemd/system/system-tests.service"), "w") as file:
             file.write(RUN_UNIT)
         wants = os.path.join(root, "etc/systemd/system/multi-user.target.wants")
@@ -117,20 +111,21 @@ def make(repository: str, suite: str, packages: list[str]) -> Disk:
         shutil.copy(initrd, disk.initrd)
         if os.path.exists(disk.path):
             os.unlink(disk.path)
-        _run(["mke2fs", "-q", "-t", "ext4", "-d", root, disk.path, str(DISK_BYTES // 1024)])
+        command(["mke2fs", "-q", "-t", "ext4", "-d", root, disk.path, str(DISK_BYTES // 1024)])
     return disk
 
 
-def _base(cache: str, suite: str) -> str:
-    """The root file system of a release as a tar file; made when the list of packages is new. Raises ImageError."""
-    mark = hashlib.sha256("\n".join([suite, *PACKAGES]).encode()).hexdigest()[:12]
-    path = os.path.join(cache, f"{suite}-{mark}.tar.zst")
+def base(cache: str, suite: str, name: str, packages: Sequence[str]) -> str:
+    """A root file system of a release as a tar file; made when its list of packages is new. Raises ImageError."""
+    os.makedirs(cache, exist_ok=True)
+    mark = hashlib.sha256("\n".join([suite, *packages]).encode()).hexdigest()[:12]
+    path = os.path.join(cache, f"{suite}-{name}-{mark}.tar.zst")
     if not os.path.exists(path):
-        for old in glob.glob(os.path.join(cache, f"{suite}-*.tar*")):
+        for old in glob.glob(os.path.join(cache, f"{suite}-{name}-*.tar*")):
             os.unlink(old)
-        print(f"making the root file system of Debian {suite} (about two minutes, once)", flush=True)
-        part = os.path.join(cache, f"{suite}.part.tar.zst")
-        _run(["mmdebstrap", "--mode=root", "--variant=apt", f"--include={','.join(PACKAGES)}", suite, part])
+        print(f"making a root file system of Debian {suite} ({name}; about two minutes, once)", flush=True)
+        part = os.path.join(cache, f"{suite}-{name}.part.tar.zst")
+        command(["mmdebstrap", "--mode=root", "--variant=apt", f"--include={','.join(packages)}", suite, part])
         os.replace(part, path)
     return path
 
@@ -142,7 +137,9 @@ def _newest(root: str, pattern: str) -> str:
     return found[-1]
 
 
-def _run(argv: list[str]) -> None:
+def command(argv: list[str]) -> str:
+    """Standard output of a command that has to work. Raises ImageError."""
     ended = subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     if ended.returncode:
-        raise ImageError(f"{argv[0]} failed: {ended.stderr.strip()[-600:]}")
+        raise ImageError(f"{argv[0]} failed: {(ended.stdout + ended.stderr).strip()[-600:]}")
+    return ended.stdout

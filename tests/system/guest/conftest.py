@@ -16,3 +16,23 @@ def pytest_runtest_makereport() -> Generator[None, Any, None]:
         argv = ["journalctl", "--no-pager", "--boot", "--lines=40", "--output=short-monotonic"]
         journal = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60).stdout
         report.sections.append(("journal", journal))
+
+
+class Figures:
+    """What a test that passed has printed belongs to the output as well, below its name."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """After the line with the name."""
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None and report.when == "call" and report.passed:
+            for line in report.capstdout.rstrip().splitlines():
+                terminal.write_line(f"    {line}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Show figures."""
+    config.pluginmanager.register(Figures(config))

@@ -5,6 +5,8 @@ import subprocess
 
 import pytest
 
+from tests.system.guest import box
+
 MIB = 1 << 20
 CONFIG = "/etc/edgeguardd/provision-test.toml"
 UNIT = "eg-llama.service"
@@ -67,7 +69,7 @@ def kernel(name: str, unit: str = UNIT) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def service() -> None:
     """A server that holds memory, also after the next boot."""
-    os.makedirs("/etc/edgeguardd", exist_ok=True)
+    box.installed()
     with open(SERVICE, "w") as file:
         file.write(f'[Service]\nExecStart=/usr/bin/python3 -c "{HOLD}"\n[Install]\nWantedBy=multi-user.target\n')
     run("systemctl", "daemon-reload")

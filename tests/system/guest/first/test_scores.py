@@ -17,7 +17,8 @@ import pytest
 from tests.support import storm as storms
 from tests.support.storm import DIFFERS, FITS, Storm
 from tests.support.wait import eventually
-from tests.system.guest.first.test_a_install import run
+from tests.system.guest import box
+from tests.system.guest.box import run
 
 CONFIG = "/etc/edgeguardd/edgeguardd.toml"
 DROP_INS = "/etc/systemd/system/edgeguardd.service.d"
@@ -60,10 +61,7 @@ while True:
 @pytest.fixture(autouse=True, scope="module")
 def installed() -> Iterator[None]:
     """The package, when only these tests are run; afterwards the service is as it was."""
-    if not os.path.exists("/usr/bin/edgeguardd"):
-        from tests.system.guest.first import test_a_install as install  # noqa: PLC0415
-
-        install.test_the_package_installs_without_a_network()
+    box.installed()
     with open(CONFIG) as file:
         before = file.read()
     yield
