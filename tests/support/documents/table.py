@@ -46,6 +46,8 @@ _UNTIL_INTERRUPTED = Here((0, 130, -2), forever=True)  # -2: the shell itself is
 _DOCTOR = ByTest("tests/component/test_docs.py::test_each_command_for_checking_a_machine_works")
 _INSTALLED = ByTest("tests/system/guest/first/test_a_install.py::test_the_package_installs_without_a_network")
 _PLACED = ByTest("tests/component/test_docs.py::test_the_units_are_placed_as_printed")
+_OOMD = ByTest("tests/system/guest/first/test_e_beside.py::test_systemd_oomd_beside_it_does_no_harm")
+_WATCHER = ByTest("tests/system/guest/first/test_e_beside.py::test_an_sd_event_service_hears_of_pressure")
 _SCORES = ByTest("tests/system/guest/first/test_scores.py::test_the_commands_of_the_page_set_it_up")
 _ROLLOUT = ByTest("tests/component/test_ten_boxes.py::test_the_commands_of_the_page")
 _BOARD = ByTest("tests/component/test_board_docs.py::test_each_command_works_on_such_a_board")
@@ -89,6 +91,14 @@ ANYWHERE: dict[str, Row] = {
 }
 
 PAGES: dict[str, dict[str, Row]] = {
+    "docs/how-to/pressure-watch.md": dict.fromkeys(
+        (
+            "systemctl enable edgeguardd-pressure.socket",
+            "systemctl stop edgeguardd.socket edgeguardd.service",
+            "systemctl start edgeguardd.socket edgeguardd-pressure.socket edgeguardd.service",
+        ),
+        _WATCHER,
+    ),
     "docs/tutorial/first-pressure.md": {
         "python3 -m venv .venv && .venv/bin/pip install .": _SETUP,
         ". .venv/bin/activate": _SETUP,
@@ -101,6 +111,7 @@ PAGES: dict[str, dict[str, Row]] = {
         "edgeguardctl incidents --directory practice/state/recordings": Here(),
         "edgeguardctl incidents 1 --directory practice/state/recordings": Here(),
     },
+    "docs/how-to/beside-systemd-oomd.md": {"oomctl": _OOMD},
     "README.md": {
         "make deb && sudo apt-get install ./.build/deb/edgeguardd_*.deb": _INSTALLED,
     },
