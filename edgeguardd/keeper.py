@@ -38,6 +38,7 @@ from edgeguardd.core.model import Level
 from edgeguardd.core.target import Target
 from edgeguardd.errors import EdgeguardError
 from edgeguardd.journal import Found, Journal, JournalError
+from edgeguardd.kernel import beats
 from edgeguardd.kernel.aside import Aside
 from edgeguardd.kernel.cgroupfs import CgroupRoot
 from edgeguardd.kernel.held import boot_id
@@ -158,7 +159,7 @@ class Keeper:
         if self._closed:
             return
         self._save_now()
-        self._alive = self._loop.call_later(ALIVE_S, self._say_alive)
+        self._alive = self._loop.call_at(beats.due(self._loop.time(), ALIVE_S), self._say_alive)
         self._loop.call_later(2 * self._recalled.event.wait_s, self._forget_unknown)
 
     def close(self) -> None:
@@ -426,7 +427,7 @@ class Keeper:
         targets = self._engine.targets.values()
         if self._journal is not None and any(t.level > Level.NORMAL or t.ledger.rung for t in targets):
             self._journal.alive(self._loop.time())
-        self._alive = self._loop.call_later(ALIVE_S, self._say_alive)
+        self._alive = self._loop.call_at(beats.due(self._loop.time(), ALIVE_S), self._say_alive)
 
     def _forget_unknown(self) -> None:
         """Records of targets that nobody guards any more."""

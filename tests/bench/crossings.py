@@ -4,7 +4,9 @@ Must not: choose the ground or the rivals (reaction does). Upstream: reaction, s
 daemon or the C loop.
 """
 
+import os
 import subprocess
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from tests.bench.grounds import Ground, Stamps
@@ -47,13 +49,13 @@ class Told(Protocol):
 
 
 class ToldByLoop:
-    """The C loop on a ground of its own."""
+    """A loop on a ground of its own: a program that is told its socket, the file, and the counter."""
 
-    def __init__(self, program: str, directory: str, ground: Ground) -> None:
-        path = f"{directory}/loop"
+    def __init__(self, program: Sequence[str], directory: str, ground: Ground) -> None:
+        path = f"{directory}/{os.path.basename(program[-1])}.sock"
         self._ground = ground
-        self._process = subprocess.Popen([program, path, ground.events, ground.key])
-        connected = eventually(lambda: _connected(path), what="the C loop listens")
+        self._process = subprocess.Popen([*program, path, ground.events, ground.key])
+        connected = eventually(lambda: _connected(path), what="the loop listens")
         assert connected is not None
         self._listener = connected
 

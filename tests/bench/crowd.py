@@ -93,7 +93,7 @@ class Crowd:
 
 def told(here: Ring, size: int, *, stalled: bool = False) -> Told:
     """CHANGES of level, and back."""
-    ground = here.pair[0]
+    ground = here.grounds[0]
     with daemon(here, ground) as running:
         server = ToldByDaemon(running.socket_path, "llm", ground)
         crowd = Crowd(running.socket_path, size, stalled=stalled)

@@ -27,7 +27,7 @@ class Size(NamedTuple):
     seeds: tuple[int, ...]
 
 
-FULL = Size("full", crossings=300, falls=50, soak_s=3600.0, survival_s=30.0, seeds=(1, 2))
+FULL = Size("full", crossings=300, falls=30, soak_s=3600.0, survival_s=30.0, seeds=(1, 2))
 QUICK = Size("quick", crossings=3, falls=2, soak_s=3.0, survival_s=3.0, seeds=(1,))
 # As the demonstration's guest: the machine's own memory plays a part.
 GUEST_BYTES = 640 << 20

@@ -1,4 +1,5 @@
-"""Reaction: the kernel counts, and a subscriber can read a command. The C loop and edgeguardd, a crossing each in turn.
+"""Reaction: the kernel counts, and a subscriber can read a command. The C loop, the same in
+the barest asyncio, and edgeguardd, a crossing each in turn.
 
 Must not: know in which kernel it runs. Upstream: __main__, which runs it here or in a guest. Downstream: crossings.
 """
@@ -24,6 +25,7 @@ from tests.support.faketree import FakeTree
 from tests.support.running import REPOSITORY, Daemon
 
 SOURCE = os.path.join(REPOSITORY, "tests/bench/epoll_loop.c")
+BARE = os.path.join(REPOSITORY, "tests/bench/asyncio_loop.py")
 LOOP = os.path.join(REPOSITORY, ".build/bench/epoll_loop")
 WARM_UP = 5
 # What lies between two stamps, in the order in which it happens.
@@ -39,9 +41,9 @@ BETWEEN = (
 
 
 class Ring(NamedTuple):
-    """Where crossings are made: two grounds, and a place for sockets. cgroup_root None: the kernel's own."""
+    """Where crossings are made: three grounds, and a place for sockets. cgroup_root None: the kernel's own."""
 
-    pair: Sequence[Ground]
+    grounds: Sequence[Ground]
     directory: str
     cgroup_root: str | None
 
@@ -50,6 +52,7 @@ class Series(NamedTuple):
     """Seconds of each crossing."""
 
     loop_s: list[float]
+    bare_s: list[float]
     daemon_s: list[float]
     stages_s: dict[str, list[float]]
     early: int
@@ -69,15 +72,15 @@ def ring(memory: bool) -> Iterator[Ring]:
     directory = tempfile.mkdtemp(prefix="eg", dir="/run" if memory else "/dev/shm")
     try:
         if memory:
-            with grounds.memory_grounds(2) as pair:
-                yield Ring(pair, directory, None)
+            with grounds.memory_grounds(3) as real:
+                yield Ring(real, directory, None)
             return
         root = grounds.huge_root()
         assert root is not None
         grounds.own_mounts()
         os.mkdir(f"{directory}/tree")
         tree = FakeTree(f"{directory}/tree")
-        with grounds.huge_grounds(root, tree, 2) as stand_ins:
+        with grounds.huge_grounds(root, tree, 3) as stand_ins:
             yield Ring(stand_ins, directory, tree.path)
     finally:
         shutil.rmtree(directory)
@@ -85,22 +88,23 @@ def ring(memory: bool) -> Iterator[Ring]:
 
 def measure(here: Ring, count: int, tell: Tell) -> Series:
     """`count` crossings each, in turn; then as many with stamps at the stages."""
-    first, second = here.pair
-    loop = ToldByLoop(LOOP, here.directory, first)
-    try:
-        with daemon(here, second) as running:
-            told = ToldByDaemon(running.socket_path, "llm", second)
-            loop_s, daemon_s = [], []
-            for number in range(WARM_UP + count):
-                loop_s.append(loop.cross().took_s)
-                daemon_s.append(told.cross().took_s)
-                if number % 50 == 0:
-                    tell(f"  crossing {number}: C loop {ms(loop_s[-1])}, edgeguardd {ms(daemon_s[-1])}")
-            told.close()
-    finally:
-        loop.close()
+    first, second, third = here.grounds
+    with contextlib.ExitStack() as stack:
+        loop = ToldByLoop([LOOP], here.directory, first)
+        stack.callback(loop.close)
+        bare = ToldByLoop([sys.executable, "-I", "-S", BARE], here.directory, second)
+        stack.callback(bare.close)
+        running = stack.enter_context(daemon(here, third))
+        told = ToldByDaemon(running.socket_path, "llm", third)
+        stack.callback(told.close)
+        rows = []
+        for number in range(WARM_UP + count):
+            rows.append([each.cross().took_s for each in (loop, bare, told)])
+            if number % 50 == 0:
+                tell(f"  crossing {number}: C, asyncio, edgeguardd: {', '.join(ms(took_s) for took_s in rows[-1])}")
     tell("  once more, with stamps at the stages")
-    return Series(loop_s[WARM_UP:], daemon_s[WARM_UP:], staged(here, second, count), told.early)
+    loop_s, bare_s, daemon_s = (list(column) for column in zip(*rows[WARM_UP:], strict=True))
+    return Series(loop_s, bare_s, daemon_s, staged(here, third, count), told.early)
 
 
 @contextlib.contextmanager
@@ -144,11 +148,16 @@ def _row_of(crossing: Crossing, rows: list[dict[str, int]]) -> dict[str, int] | 
 
 def tables(where: str, series: Series) -> list[Table]:
     """Both tables of one kernel."""
-    ratio = median(series.daemon_s) / median(series.loop_s)
-    ratio_p99 = percentile(series.daemon_s, 0.99) / percentile(series.loop_s, 0.99)
+
+    def row(who: str, times_s: list[float]) -> list[str]:
+        floor_s = series.loop_s
+        ratios = [median(times_s) / median(floor_s), percentile(times_s, 0.99) / percentile(floor_s, 0.99)]
+        return [who, *in_series(times_s), *(f"{ratio:.1f}" for ratio in ratios)]
+
     rows = [
-        ["C epoll loop", *in_series(series.loop_s), "1", "1"],
-        ["edgeguardd", *in_series(series.daemon_s), f"{ratio:.1f}", f"{ratio_p99:.1f}"],
+        row("C epoll loop", series.loop_s),
+        row("the same in the barest asyncio", series.bare_s),
+        row("edgeguardd", series.daemon_s),
     ]
     head = ["who", *SERIES_HEAD, "median against C", "p99 against C"]
     early = f"{series.early} crossings were left out, as a timer found them before the kernel counted."

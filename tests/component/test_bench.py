@@ -27,7 +27,7 @@ def test_a_few_reactions_by_a_huge_page_counter() -> None:
     reaction.built_loop()
     found = probe("reaction", HERE, "huge", "2")
     assert set(found.measured) == {"reaction_p50", "reaction_p99", "reaction_ratio"}
-    assert [row[1] for row in found.tables[0].rows] == ["2", "2"]
+    assert [row[1] for row in found.tables[0].rows] == ["2"] * 3
     assert "-" not in [cell for row in found.tables[1].rows for cell in row], found.tables[1].rows
 
 
