@@ -60,6 +60,11 @@ def within(condition: Callable[[], object], patience_s: float = PATIENCE_S) -> b
     return True
 
 
+def hold(world: World, seconds: float) -> None:
+    """A fault stays for so long: what it does is done to a daemon at work, and cannot be seen from outside."""
+    within(lambda: not world.daemon.alive, seconds)
+
+
 def cgroups_come_and_go(world: World, words: Words, seen: Seen) -> Iterator[None]:
     """By the thousand, under a glob that is guarded."""
     churn = [sys.executable, "-I", "-S", "-c", CHURN, str(words["rounds"]), f"{world.top.path}/churn"]
@@ -149,7 +154,7 @@ def descriptors_run_out(world: World, words: Words, seen: Seen) -> Iterator[None
     world.actors["b"].order("drop")
     with world.top.child("churn-e"), world.top.child("churn-f"):
         yield
-        within(lambda: False, 0.3)
+        hold(world, 0.3)
     seen.effects = 1
     if world.daemon.alive:
         resource.prlimit(world.daemon.pid, resource.RLIMIT_NOFILE, before)
@@ -164,8 +169,8 @@ def calls_fail(world: World, words: Words, seen: Seen) -> Iterator[None]:
         yield
         # Far enough for relief, so that limits are written and written down as well.
         world.fill("a", 1.04, wait=False)
-        within(lambda: False, 0.3)
-    within(lambda: False, 0.2)
+        hold(world, 0.3)
+    hold(world, 0.2)
     world.daemon.ask("fail", sites=[], number=0, odds=0.0, seed=0)
     seen.effects = sum(world.daemon.ask("count").get("hits", {}).values())
 
@@ -217,7 +222,7 @@ def machine_suspended(world: World, words: Words, seen: Seen) -> Iterator[None]:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
-        within(lambda: False, 0.2)
+        hold(world, 0.2)
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
@@ -231,7 +236,7 @@ def daemon_stopped(world: World, words: Words, seen: Seen) -> Iterator[None]:
     os.kill(world.daemon.pid, signal.SIGSTOP)
     try:
         yield
-        within(lambda: False, 0.5)
+        hold(world, 0.5)
     finally:
         os.kill(world.daemon.pid, signal.SIGCONT)
     seen.effects = 1
@@ -244,7 +249,7 @@ def server_stopped(world: World, words: Words, seen: Seen) -> Iterator[None]:
     os.kill(world.actors[name].process.pid, signal.SIGSTOP)
     try:
         yield
-        within(lambda: False, 0.5)
+        hold(world, 0.5)
     finally:
         os.kill(world.actors[name].process.pid, signal.SIGCONT)
     seen.effects = 1
