@@ -21,7 +21,7 @@ from tests.support.running import Subscriber
 from tests.support.wait import eventually
 from tests.torture import plan
 from tests.torture.faults import within
-from tests.torture.world import Afflicted, differing, free_port
+from tests.torture.patient import Afflicted, differing, free_port
 
 ERRNOS = tuple(getattr(errno, name) for name in plan.ERRNOS)
 # The limit and what relief raises it to have as many digits: a write does not shorten a plain file.

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.torture.world import MIB, QUIET, SERVERS, STATIC_BYTES, Actor, World
+from tests.torture.servers import Actor
+from tests.torture.world import MIB, QUIET, SERVERS, STATIC_BYTES, World
 
 # The defaults, as docs/reference/config.md has them, below the nearest limit.
 MARKS = (("elevated", 0.60), ("high", 0.80), ("critical", 0.92))

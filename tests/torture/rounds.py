@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from tests.support.wait import eventually
 from tests.torture import oracle
 from tests.torture.faults import FAULTS, Seen, within
+from tests.torture.patient import differing
 from tests.torture.plan import MISBEHAVIOURS, Round
-from tests.torture.world import HIGH_BYTES, MAX_BYTES, QUIET, SERVERS, World, differing
+from tests.torture.world import HIGH_BYTES, MAX_BYTES, QUIET, SERVERS, World
 
 # A clean crossing after each round: the command has to be there within this, on a guest whose host is busy too.
 PROBE_S = 10.0

@@ -1,6 +1,6 @@
 """The stage: cgroups with servers in them, a daemon that can be afflicted, and what the kernel says of it all.
 
-Must not: judge (oracle does), choose what happens (plan does). Upstream: rounds. Downstream: actor.py, afflicted.py,
+Must not: judge (oracle does), choose what happens (plan does). Upstream: rounds. Downstream: servers, patient,
 tests.support.
 """
 
@@ -10,19 +10,17 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
-import threading
 import urllib.error
 import urllib.request
 from collections import Counter
 from typing import Any
 
 from tests.support.cgroup import Cgroup
-from tests.support.running import Daemon
-from tests.support.wait import DEADLINE_S, eventually
+from tests.support.wait import DEADLINE_S
+from tests.torture.patient import Afflicted, free_port
+from tests.torture.servers import Actor
 
 MIB = 1 << 20
 SERVERS = ("a", "b", "c")
@@ -30,12 +28,8 @@ QUIET = "q"
 HIGH_BYTES = 64 * MIB
 MAX_BYTES = 80 * MIB
 STATIC_BYTES = 12 * MIB
-ANSWER_S = 60.0
-# So many looks at descriptors, a few milliseconds apart, that are alike are the state of rest.
-LOOKS_ALIKE = 20
 # So many of the daemon's last words on a target are shown with a finding.
 TAIL = 12
-SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "actor.py")
 
 # Short dwells, so that a round is over soon; marks and hysteresis are the defaults, which the oracle knows.
 CONFIG = """
@@ -77,202 +71,6 @@ RESORT = """
 [target.last_resort]
 critical = ["reclaim", {action = "freeze", max_freeze = "200ms", hold_off = "1s"}]
 """
-
-
-class Actor:
-    """One server process, its orders and its journal."""
-
-    def __init__(self, world: "World", name: str, seed: int) -> None:
-        self.name = name
-        self.journal: list[dict[str, Any]] = []
-        self._world = world
-        self._orders = self._done = 0
-        target = "" if name == QUIET else name
-        argv = [sys.executable, "-I", "-S", "-B", SCRIPT, world.daemon.socket_path, target, str(seed)]
-        self.process = world.cgroups[name].spawn(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self.first("ready")
-
-    def first(self, what: str, since: int = 0) -> dict[str, Any]:
-        """The first entry of a kind, come or coming."""
-        found = eventually(lambda: self._said(what, since), ANSWER_S, what=f"{self.name} says {what}")
-        assert found is not None
-        return found
-
-    def order(self, do: str, *, wait: bool = True, **words: Any) -> dict[str, Any]:
-        """One order, and what it has come to. An actor that is dead, or dies over it, answers {}."""
-        self._orders += 1
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(json.dumps({"do": do, **words}).encode() + b"\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            return {}
-        if not wait:
-            return {}
-        number = self._orders
-        with contextlib.suppress(DeadError):
-            eventually(lambda: self._alive() and self._done >= number, ANSWER_S, what=f"{self.name} has done {do}")
-            return next(entry for entry in reversed(self.journal) if entry["what"] == "did")
-        return {}
-
-    @property
-    def busy(self) -> bool:
-        """Whether it has orders that it has not carried out yet."""
-        return self._done < self._orders
-
-    def commands(self, since: float = 0.0) -> list[dict[str, Any]]:
-        """The commands it got, as journal entries."""
-        return [entry for entry in list(self.journal) if entry["what"] == "command" and entry["at"] >= since]
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self.process.poll() is None
-
-    def kill(self) -> None:
-        """kill -9."""
-        self.process.kill()
-        self.process.wait()
-
-    def close(self) -> None:
-        """End it, its pipes and the thread."""
-        self.process.kill()
-        self.process.wait()
-        self._reader.join(ANSWER_S)
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-
-    def _alive(self) -> bool:
-        if not self.alive:
-            raise DeadError(self.name)
-        return True
-
-    def _said(self, what: str, since: int) -> dict[str, Any] | None:
-        found = next((entry for entry in self.journal[since:] if entry["what"] == what), None)
-        return found if found is not None or self._alive() else None
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with contextlib.suppress(ValueError):  # killed in the middle of a line
-                entry = json.loads(line)
-                self.journal.append(entry)
-                self._done += entry["what"] == "did"
-
-
-class DeadError(Exception):
-    """An actor died."""
-
-
-class Afflicted(Daemon):
-    """The daemon with afflictions in it, and the way to its control socket."""
-
-    def __init__(self, directory: str, config: str, port: int) -> None:
-        self.port = port
-        self._facts: list[dict[str, Any]] = []
-        self._read_bytes = 0
-        # The last counts of calls heard of each run, by process.
-        self.counted: dict[int, dict[str, Any]] = {}
-        # What it said that is no log line: tracebacks, and sentences of the command.
-        self.words: list[str] = []
-        super().__init__(directory, config, start=False)
-        self.control_path = f"{directory}/control"
-        self.command = [sys.executable, "-m", "tests.torture.afflicted", "run"]
-        self.environment = {"EDGEGUARDD_AFFLICTIONS": self.control_path}
-        self.starting_with: list[dict[str, Any]] = []
-        # What replayed.check compares is not to be had of a daemon that is killed again and again.
-        self.killed = True
-
-    @property
-    def http(self) -> str:
-        """Known also of a run whose log is what cannot be written."""
-        return f"http://127.0.0.1:{self.port}"
-
-    def write_config(self, body: str) -> None:
-        """The whole configuration."""
-        with open(self.config_path, "w") as file:
-            file.write(body)
-
-    def all_facts(self) -> list[dict[str, Any]]:
-        """All log lines, each read once."""
-        try:
-            with open(self.log_path, "rb") as file:
-                file.seek(self._read_bytes)
-                data = file.read()
-        except FileNotFoundError:
-            return self._facts
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read_bytes += len(whole)
-        for line in whole.splitlines():
-            if line.startswith(b"{"):
-                self._facts.append(json.loads(line))
-            else:
-                self.words.append(line.decode(errors="replace"))
-        return self._facts
-
-    def start(self, *, wait: bool = True) -> None:
-        """Start with what `starting_with` says in force."""
-        with open(f"{self.control_path}.start", "w") as file:
-            file.writelines(json.dumps(asked) + "\n" for asked in self.starting_with)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.control_path)
-        super().start(wait=wait)
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self.process is not None and self.process.poll() is None
-
-    def ask(self, do: str, **words: Any) -> dict[str, Any]:
-        """One question to the control socket. A daemon that is dead, or dies over it, answers {}."""
-        answer = self._asked(do, words)
-        # Each run counts from zero; what was last heard of one before is kept.
-        if answer and self.process is not None:
-            self.counted[self.process.pid] = answer
-        return answer
-
-    def _asked(self, do: str, words: dict[str, Any]) -> dict[str, Any]:
-        try:
-            with socket.socket(socket.AF_UNIX) as sock:
-                sock.settimeout(ANSWER_S)
-                eventually(lambda: not self.alive or os.path.exists(self.control_path))
-                sock.connect(self.control_path)
-                with sock.makefile("rwb") as file:
-                    file.write(json.dumps({"do": do, **words}).encode() + b"\n")
-                    file.flush()
-                    line = file.readline()
-        except ConnectionError:
-            return {}
-        return dict(json.loads(line)) if line else {}
-
-    def resident_bytes(self) -> int:
-        """RSS."""
-        with open(f"/proc/{self.pid}/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    def open_files(self) -> dict[str, int]:
-        """What its descriptors are, and how many of each; numbers of sockets and pipes left out."""
-        found: dict[str, int] = {}
-        for name in os.listdir(f"/proc/{self.pid}/fd"):
-            with contextlib.suppress(FileNotFoundError):
-                what = os.readlink(f"/proc/{self.pid}/fd/{name}").split(":")[0]
-                found[what] = found.get(what, 0) + 1
-        return found
-
-    def open_files_at_rest(self) -> dict[str, int]:
-        """As open_files, once many looks are alike: a connection that was just asked through is about to be closed."""
-        looks = [self.open_files()]
-
-        def alike() -> bool:
-            looks.append(self.open_files())
-            return looks[-LOOKS_ALIKE:] == [looks[-1]] * LOOKS_ALIKE
-
-        eventually(alike)
-        return looks[-1]
 
 
 class World:
@@ -331,7 +129,9 @@ class World:
         old = self.actors.pop(name, None)
         if old is not None:
             old.close()
-        made = Actor(self, name, self.seed * 1000 + next(self._numbers))
+        target = "" if name == QUIET else name
+        seed = self.seed * 1000 + next(self._numbers)
+        made = Actor(self.cgroups[name], self.daemon.socket_path, name, target, seed)
         self.actors[name] = made
         return made
 
@@ -407,25 +207,6 @@ class World:
             os.kill(self.daemon.pid, signal.SIGCONT)
             self.daemon.ask("heal")
             self.daemon.stop()
-
-
-def differing(first: dict[str, int], now: dict[str, int]) -> dict[str, tuple[int, int]]:
-    """Of which there are more or fewer than at first.
-
-    Recordings take turns, and what could not be opened at the start (a recording, the journal) is done without.
-    """
-    return {
-        what: (first.get(what, 0), now.get(what, 0))
-        for what in sorted(first.keys() | now.keys())
-        if now.get(what, 0) > first.get(what, 0) or (now.get(what, 0) < first.get(what, 0) and "/state/" not in what)
-        if "recording-" not in what
-    }
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def mounted(undo: contextlib.ExitStack, path: str, options: str) -> None:
