@@ -71,10 +71,20 @@ def listen(found: ills.Afflictions, path: str) -> None:
 
 
 def serve(found: ills.Afflictions, listener: socket.socket) -> None:
-    """One question. Its descriptor is closed again, so that those of the daemon can be counted."""
-    fd, _ = cast(Any, listener)._accept()  # past the gate that accept has
-    with socket.socket(fileno=fd) as peer, peer.makefile("rwb") as file:
-        file.write(json.dumps(answer(found, json.loads(file.readline()))).encode() + b"\n")
+    """One question, past all gates. Its descriptor is closed again, so that those of the daemon can be counted."""
+    fd, _ = cast(Any, listener)._accept()
+    try:
+        asked = b""
+        while not asked.endswith(b"\n"):
+            piece = os.read(fd, 65536)
+            if not piece:
+                return
+            asked += piece
+        told = json.dumps(answer(found, json.loads(asked))).encode() + b"\n"
+        while told:
+            told = told[os.write(fd, told) :]
+    finally:
+        os.close(fd)
 
 
 def answer(found: ills.Afflictions, asked: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,8 @@ PATIENCE_S = 1.5
 # Five intervals of a quarter of a second make it stale; the rest is for a busy guest.
 BLIND_WITHIN_S = 20.0
 SERVICE_UNAVAILABLE = 503
+# Three heartbeats of a second of silence.
+STALLED_WITHIN_S = 6.0
 
 CHURN = """
 import os, sys
@@ -92,9 +94,19 @@ def a_server_misbehaves(world: World, words: Words, seen: Seen) -> Iterator[None
     since = len(actor.journal)
     actor.order("behave", kind=words["kind"])
     world.fill(words["server"], 0.86)
+
+    def met() -> int:
+        return sum(entry["what"] in {"lost", "command", "error", "bye"} for entry in actor.journal[since:])
+
     yield
-    within(lambda: any(entry["what"] in {"lost", "command", "error", "bye"} for entry in actor.journal[since:]))
-    seen.effects = sum(entry["what"] in {"lost", "command", "error", "bye"} for entry in actor.journal[since:])
+    if words["kind"] == "stall":
+        # It reads nothing, so it finds out only afterwards that it was put out.
+        stalled = f"actor-{words['server']}"
+        within(lambda: stalled not in [row["name"] for row in world.daemon.status()["subscribers"]], STALLED_WITHIN_S)
+        seen.effects = int(stalled not in [row["name"] for row in world.daemon.status()["subscribers"]])
+        return
+    within(met)
+    seen.effects = met()
 
 
 def a_server_killed(world: World, words: Words, seen: Seen) -> Iterator[None]:
@@ -110,8 +122,9 @@ def a_server_killed(world: World, words: Words, seen: Seen) -> Iterator[None]:
 
 
 def daemon_killed_at_a_point(world: World, words: Words, seen: Seen) -> Iterator[None]:
-    """SIGKILL before or after the nth effect of a kind, or call at a site."""
-    world.daemon.ask("die", point=words["point"], nth=words["nth"])
+    """SIGKILL before or after the nth effect of a kind, or call at one of some sites."""
+    for point in words["points"]:
+        world.daemon.ask("die", point=point, nth=words["nth"])
     yield
     world.fill("a", 0.95, wait=False)
     within(lambda: not world.daemon.alive)

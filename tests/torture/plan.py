@@ -84,12 +84,13 @@ def _misbehaving(kind: str) -> Callable[[random.Random], Words]:
 
 def _kill_at_effect(chance: random.Random) -> Words:
     when = chance.choice(("before", "after"))
-    return {"point": f"{when} {chance.choice(EFFECTS)}", "nth": chance.randint(1, 3)}
+    return {"points": [f"{when} {chance.choice(EFFECTS)}"], "nth": chance.randint(1, 3)}
 
 
 def _kill_at_call(chance: random.Random) -> Words:
-    when = chance.choice(("before", "after"))
-    return {"point": f"{when} {chance.choice(sites())}", "nth": chance.randint(1, 3)}
+    # Many at once: most calls are made seldom, and the first that is made decides.
+    points = [f"{chance.choice(('before', 'after'))} {site}" for site in chance.sample(sites(), 30)]
+    return {"points": points, "nth": chance.randint(1, 3)}
 
 
 def _kill_server(chance: random.Random) -> Words:
@@ -98,7 +99,7 @@ def _kill_server(chance: random.Random) -> Words:
 
 def _errno(chance: random.Random) -> Words:
     return {
-        "sites": sorted(chance.sample(sites(), chance.randint(4, 24))),
+        "sites": sorted(chance.sample(sites(), chance.randint(10, 60))),
         "number": getattr(errno, chance.choice(ERRNOS)),
         "odds": chance.choice((0.1, 0.5, 1.0)),
         "seed": chance.getrandbits(32),
