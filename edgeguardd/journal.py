@@ -53,10 +53,11 @@ class _File:
         self.fd = os.open(name, _OPEN, 0o600, dir_fd=directory)
         self.turn = 0
         self.end = _HEADER_BYTES
-        found = os.fstat(self.fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
+        try:
+            _require_ours(os.fstat(self.fd))
+        except OSError:
             os.close(self.fd)
-            raise OSError(errno.EINVAL, "it is no plain file of the daemon's user")
+            raise
         with contextlib.suppress(OSError):  # what cannot be had now may be had when it is needed
             os.posix_fallocate(self.fd, 0, ROOM_BYTES)
 
@@ -95,6 +96,11 @@ class _File:
             raise OSError(errno.EFBIG, f"it has {MAX_BYTES} bytes, and no record could be written meanwhile")
         os.pwrite(self.fd, data, self.end)
         self.end += len(data)
+
+
+def _require_ours(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
+        raise OSError(errno.EINVAL, "it is no plain file of the daemon's user")
 
 
 class Journal:
