@@ -49,7 +49,12 @@ def faults(verdicts: Sequence[Row], sites: Row) -> str:
         ]
     )
     head = ["fault", "rounds", "struck", "effects", "right", "wrong", "next clean crossing told after"]
-    lines = [table(head, rows), ""]
+    lines = [
+        table(head, rows),
+        "",
+        "The last column counts from the order to grow: that the server grows is in it.",
+        "",
+    ]
     if sites:
         lines.append(
             f"{sites['called']} of {sites['known']} calls into the kernel were made, {sites['failed']} were failed, "

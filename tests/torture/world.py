@@ -60,6 +60,19 @@ restore_dwell = 0.05
 repeat = 0.5
 static = {static}
 
+{ladder}
+"""
+# The default ladder, with time for a guest whose host is busy: a command that is late then was lost.
+LATE = ', deadline = "20s"}'
+TRIM = '{action = "trim_kv_cache"' + LATE
+LADDER = f"""
+[defaults.ladder]
+elevated = [{TRIM}]
+high = [{TRIM}, {{action = "reduce_batch", max_batch_ratio = "50%"{LATE}]
+critical = [{TRIM}, {{action = "reduce_batch", max_batch_ratio = "25%"{LATE}, {{action = "reject_requests"{LATE}]
+emergency = [
+    {TRIM}, {{action = "reduce_batch", max_batch_ratio = "25%"{LATE}, {{action = "reject_requests"{LATE}, "unload_model"
+]
 """
 # A guest's kernel is the tests' own: so little is remembered of directories, and everybody may fill the log.
 GUEST_SETTINGS = (
@@ -194,7 +207,8 @@ class World:
             for name, cgroup in self.cgroups.items()
         )
         churn = f'[[target]]\nname = "g"\nglob = "{self.top.below_root}/churn*"\n'
-        return CONFIG.format(static=STATIC_BYTES, directory=self.directory, port=port) + targets + churn
+        common = CONFIG.format(static=STATIC_BYTES, directory=self.directory, port=port, ladder=LADDER)
+        return common + targets + churn
 
     def _end_actors(self) -> None:
         for name, actor in self.actors.items():
