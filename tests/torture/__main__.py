@@ -77,11 +77,13 @@ def faults(options: argparse.Namespace) -> tuple[bool, str]:
     guests = 1 if here() else options.guests
     shares = [[*words, "--share", f"{number}/{guests}"] for number in range(guests)]
     rows, troubles = elsewhere(shares, FAULTS_MEMORY_BYTES, 60 * options.minutes + 300.0)
-    verdicts = sorted((row["verdict"] for row in rows if "verdict" in row), key=lambda verdict: verdict["number"])
+    verdicts = [{**row["verdict"], "guest": row["verdict"]["number"] % guests} for row in rows if "verdict" in row]
+    verdicts.sort(key=lambda verdict: int(verdict["number"]))
     sites = guest.merged([row["sites"] for row in rows if "sites" in row])
     wrong = report.findings(verdicts)
-    right = not troubles and not wrong and bool(verdicts)
-    text = [f"### Faults\n\nSeed {options.seed}, {len(verdicts)} rounds.", report.faults(verdicts, sites)]
+    flat, memory = report.memory(verdicts)
+    right = not troubles and not wrong and flat and bool(verdicts)
+    text = [f"### Faults\n\nSeed {options.seed}, {len(verdicts)} rounds.", report.faults(verdicts, sites), memory]
     return right, "\n\n".join([*text, *troubles, *([f"```text\n{wrong}\n```"] if wrong else [])])
 
 

@@ -4,12 +4,16 @@ Must not: run anything. Upstream: parts, as the plain objects that guests pass o
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
 Row = dict[str, Any]
 
 MIB = 1 << 20
+FIRST_ROUNDS = 3
+# What the allocator's ups and downs may come to.
+ALLOWED_KIB_A_ROUND = 16
 
 BEGIN = "<!-- torture: begin -->"
 END = "<!-- torture: end -->"
@@ -61,6 +65,31 @@ def faults(verdicts: Sequence[Row], sites: Row) -> str:
             f"{sites['failures']} times in all."
         )
     return "\n".join(lines)
+
+
+def memory(verdicts: Sequence[Row]) -> tuple[bool, str]:
+    """Whether resident memory grows from round to round of one run of the daemon, and by how much.
+
+    A run is one process of one guest; the first rounds of each, in which it does everything for the first time, are
+    left out.
+    """
+    runs: dict[tuple[int, int], list[int]] = {}
+    for verdict in verdicts:
+        runs.setdefault((verdict["guest"], verdict["pid"]), []).append(verdict["resident_bytes"])
+    steps = [
+        (after - before) / 1024
+        for sizes in runs.values()
+        for before, after in zip(sizes[FIRST_ROUNDS:], sizes[FIRST_ROUNDS + 1 :], strict=False)
+    ]
+    if len(steps) < 3:
+        return True, "Too few rounds of one run of the daemon to say whether its memory grows."
+    mean = statistics.fmean(steps)
+    within = 1.96 * statistics.stdev(steps) / math.sqrt(len(steps))
+    most = max(verdict["resident_bytes"] for verdict in verdicts) / MIB
+    text = (
+        f"Resident memory: {mean:+.0f} ± {within:.0f} KiB a round (95 %, {len(steps)} rounds), at most {most:.1f} MiB."
+    )
+    return mean - within <= ALLOWED_KIB_A_ROUND, text
 
 
 def findings(verdicts: Sequence[Row]) -> str:

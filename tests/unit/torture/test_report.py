@@ -28,3 +28,17 @@ def test_the_page_keeps_what_is_around_the_section() -> None:
     once = report.document(page, "new")
     assert once == f"before\n{report.BEGIN}\n\nnew\n\n{report.END}\nafter\n"
     assert report.document(once, "new") == once
+
+
+def test_memory_that_grows_from_round_to_round_is_told() -> None:
+    """Within one run of the daemon; a start begins anew, and ups and downs are no growth."""
+
+    def rounds(kib_a_round: int) -> list[report.Row]:
+        sizes = [31_000_000 + 1024 * (kib_a_round * number + 30 * (number % 3)) for number in range(40)]
+        return [{"guest": 0, "pid": 7 + number // 20, "resident_bytes": size} for number, size in enumerate(sizes)]
+
+    assert report.memory(rounds(0))[0]
+    flat, text = report.memory(rounds(100))
+    assert not flat
+    assert "+10" in text
+    assert report.memory(rounds(100)[:4])[0]
