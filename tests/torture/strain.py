@@ -52,7 +52,7 @@ start = int(sys.argv[2]) * mmap.PAGESIZE
 while True:
     area[start :: 4 * mmap.PAGESIZE]
 """
-MCL_CURRENT, MCL_FUTURE = 1, 2  # mlockall(2)
+MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT = 1, 2, 4  # mlockall(2)
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Stage:
 def run(tell: Callable[[str], None]) -> list[Strain]:
     """All conditions, one after another, each with a daemon of its own."""
     # Or the one who measures would wait for its own pages.
-    ctypes.CDLL(None, use_errno=True).mlockall(MCL_CURRENT | MCL_FUTURE)
+    ctypes.CDLL(None, use_errno=True).mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT)
     found = []
     for name, condition in (("at rest", at_rest), ("own MemoryMax tight", tight), ("the machine thrashing", thrashing)):
         strain = Strain(name)
