@@ -10,6 +10,7 @@ import argparse
 import datetime
 import os
 import platform
+import signal
 import sys
 
 from tests.bench import parts, report
@@ -31,6 +32,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"no part {', '.join(unknown)}; there are {', '.join(parts.PARTS)}")
     wanted = options.part or [name for name, part in parts.PARTS.items() if part.usual]
     size = parts.QUICK if options.quick else parts.FULL
+    # Ended by a signal, it still ends its guests.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     failed = 0
     for name in wanted:
         circumstances = here_and_now(name)

@@ -184,7 +184,7 @@ def run(options: list[str], tell: Tell) -> Found:
     note = (
         f"Far from their marks, watched for {sizes.watched_s:.0f} s; /metrics asked for {sizes.pages} times, the "
         "connection made anew each time. The kernel's log, which others here fill, is not read meanwhile. Up to 16 "
-        "targets and the machine share a wake-up; a wait for another thread's lock counts as one. The floor is a "
+        "targets and the machine share a wake-up; a wait for a lock, the kernel's too, counts as one. The floor is a "
         "Python that only wakes once a second and reads /proc/meminfo: what a wake-up costs here, busy as it is."
     )
     return Found([Table("At rest, as targets grow", head, rows, [note]), started], measured)

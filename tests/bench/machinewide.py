@@ -63,9 +63,15 @@ class Sacrifice:
 
 async def of_killer(name: str, count: int, directory: str) -> list[float]:
     """Seconds to the signal, `count` times, each with a process of its own."""
-    beside = rivals.earlyoom if name == "earlyoom" else rivals.nohang
-    async with beside(directory, lambda *_: None), small_machine(MARK_BYTES + ROOM_BYTES):
+    beside = rivals.earlyoom(directory, _silent)
+    if name == "nohang":
+        beside = rivals.nohang(directory, _silent, rivals.EARLYOOM_RATIO)
+    async with beside, small_machine(MARK_BYTES + ROOM_BYTES):
         return [await asyncio.to_thread(_ended) for _ in range(count)]
+
+
+def _silent(text: str | None, level: str | None, freed_bytes: int) -> None:
+    """Nobody looks at what they say."""
 
 
 def _ended() -> float:

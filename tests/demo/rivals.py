@@ -38,20 +38,20 @@ async def earlyoom(directory: str, said: Said) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def nohang(directory: str, said: Said) -> AsyncIterator[None]:
+async def nohang(directory: str, said: Said, soft_ratio: float = NOHANG_SOFT_RATIO) -> AsyncIterator[None]:
     """nohang with its own configuration but for the two marks."""
     path = program("nohang")
     config = f"{directory}/nohang.conf"
-    configure_nohang(f"{os.path.dirname(path)}/../../etc/nohang/nohang.conf", config)
+    configure_nohang(f"{os.path.dirname(path)}/../../etc/nohang/nohang.conf", config, soft_ratio)
     async with beside([path, "--monitor", "--config", config], said):
         yield
 
 
-def configure_nohang(original: str, config: str) -> None:
+def configure_nohang(original: str, config: str, soft_ratio: float) -> None:
     """Its own file, with other marks."""
     with open(original) as file:
         lines = file.read().splitlines()
-    marks = {"soft_threshold_min_mem": NOHANG_SOFT_RATIO, "hard_threshold_min_mem": NOHANG_HARD_RATIO}
+    marks = {"soft_threshold_min_mem": soft_ratio, "hard_threshold_min_mem": NOHANG_HARD_RATIO}
     for at, line in enumerate(lines):
         key = line.partition("=")[0].strip()
         if key in marks:
