@@ -6,6 +6,7 @@ Must not: grow. Upstream: crossings. Downstream: nested epoll in an event loop, 
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import select
@@ -50,7 +51,9 @@ async def main(path: str, events: str, key: str) -> None:
             seen = now
 
         async def follow() -> None:
-            await reader.read()
+            # Lines that the other side has not read when it hangs up make its end an error.
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
             gone.set()
 
         asyncio.get_running_loop().add_reader(watch.fileno(), woken)
