@@ -15,6 +15,8 @@ import sys
 import time
 
 PIECE = 256 << 10
+# MemAvailable goes up and down by some hundred KiB by itself.
+PIECES_BELOW = 6
 # Back to so much above the mark, so that the next crossing is a few pieces away.
 ABOVE_BYTES = 8 << 20
 
@@ -28,13 +30,21 @@ def available_bytes(file: int) -> int:
 
 
 def take(file: int, mark: int) -> int:
-    """Until less than the mark is available; when that was seen."""
+    """Until less than the mark is available; when that was seen. Then some more, so that it stays so."""
     while available_bytes(file) >= mark:
-        area = mmap.mmap(-1, PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        held.append(area)
-        for at in range(0, PIECE, mmap.PAGESIZE):
-            area[at] = 1
-    return time.monotonic_ns()
+        more()
+    crossed = time.monotonic_ns()
+    for _ in range(PIECES_BELOW):
+        more()
+    return crossed
+
+
+def more() -> None:
+    """One piece, all its pages touched."""
+    area = mmap.mmap(-1, PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    held.append(area)
+    for at in range(0, PIECE, mmap.PAGESIZE):
+        area[at] = 1
 
 
 def give(file: int, mark: int) -> None:
