@@ -4,7 +4,7 @@
 
 CONTROL is a Unix socket that takes one JSON object a line and answers each with one:
     {"do": "grow", "mib": 5}    {"do": "drop"}    {"do": "told"}
-    {"do": "answer", "how": "obey"}     or "idle" (says done, gives nothing) or "silent" (no word, no byte)
+    {"do": "answer", "how": "obey"}     or "idle" (says done, gives nothing) or "silent" (no word for now)
 
 It runs as a service in the guest, and starts in little time: Must not import anything but asyncio of what is large,
 or the daemon's client, which hides how often it connects. Upstream: server. Downstream: the subscriber socket.
@@ -16,6 +16,7 @@ import json
 import mmap
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 PATH = "/run/edgeguardd/edgeguardd.sock"
@@ -33,6 +34,7 @@ class Server:
         self.held: list[mmap.mmap] = []
         self.resting = 0
         self.answers = "obey"
+        self.owed: list[tuple[Callable[..., None], dict[str, Any]]] = []
         self.told: list[tuple[float, int, str, dict[str, Any]]] = []
         self._growing = asyncio.Lock()
         self._wanted = True
@@ -87,12 +89,22 @@ class Server:
             self.note(number, kind, message)
             if kind == "ping":
                 say(type="pong", id=message.get("id"))
-            elif kind == "command" and self.answers != "silent":
-                freed = 0
-                if self.answers == "obey" and message["action"] == "trim_kv_cache":
-                    freed = self.drop(message["parameters"]["release_bytes"])
-                say(type="ack", seq=message["seq"], status="done", released_bytes=freed)
+            elif kind == "command":
+                self.owed.append((say, message))
+                self.answer()
                 await writer.drain()
+
+    def answer(self) -> None:
+        """What is owed, unless it is silent."""
+        if self.answers == "silent":
+            return
+        for say, command in self.owed:
+            freed = 0
+            if self.answers == "obey" and command["action"] == "trim_kv_cache":
+                freed = self.drop(command["parameters"]["release_bytes"])
+            # Where the connection is gone meanwhile, nobody hears it.
+            say(type="ack", seq=command["seq"], status="done", released_bytes=freed)
+        self.owed.clear()
 
     async def control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One who tests."""
@@ -108,6 +120,7 @@ class Server:
                         self.drop(len(self.held) * PIECE)
                 case "answer":
                     self.answers = order["how"]
+                    self.answer()
             writer.write(json.dumps({"held": len(self.held) * PIECE, "told": self.told}).encode() + b"\n")
             await writer.drain()
         writer.close()

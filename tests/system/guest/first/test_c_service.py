@@ -101,23 +101,27 @@ def test_status_says_the_worst_level(llm: Server) -> None:
 
 def test_real_pressure_is_answered_with_commands_and_acks(llm: Server) -> None:
     """Over memory.high, with tasks that wait by PSI: asked, answered, measured, and nobody killed."""
+    # With relief the limit would be lifted before it is met.
+    box.configure(CONFIG.replace("\nunit =", '\nrelief = "off"\nunit ='))
+    run("systemctl", "reload", SERVICE)
     before_us, began = box.stalled_us(llm.unit), time.monotonic()
-    llm.ask("answer", how="idle")
-    llm.grow_aside(90)
+    llm.ask("answer", how="silent")
+    llm.grow_aside(80)
 
     def waits() -> bool:
         return box.counts("memory.events", llm.unit)["high"] > 0 and box.stalled_us(llm.unit) > before_us
 
     eventually(waits, PATIENCE_S, what="the kernel throttles, and PSI shows it")
-    llm.ask("answer", how="obey")
     trims = eventually(lambda: llm.commands("trim_kv_cache", since=began), PATIENCE_S, what="a trim is asked for")
-    eventually(lambda: freed("trim_kv_cache"), PATIENCE_S, what="a trim is done, and its bytes are measured")
+    llm.ask("answer", how="obey")
+    eventually(lambda: freed("trim_kv_cache") > 0, PATIENCE_S, what="a trim is done, and its bytes are measured")
     counts = box.counts("memory.events", llm.unit)
     print(f"memory.events: {counts}; waited by PSI: {(box.stalled_us(llm.unit) - before_us) / 1000:.0f} ms")
-    print(f"{len(trims)} trims, the first because {trims[0]['reason']}")
+    print(f"{freed('trim_kv_cache')} bytes freed; asked because {trims[0]['reason']}")
     assert counts["oom_kill"] == 0
-    llm.ask("drop")
-    eventually(lambda: int(kernel("memory.high", llm.unit)) == HIGH_BYTES, PATIENCE_S, what="the limit is back")
+    assert int(kernel("memory.high", llm.unit)) == HIGH_BYTES
+    box.configure(CONFIG)
+    run("systemctl", "reload", SERVICE)
 
 
 def freed(action: str) -> int:
