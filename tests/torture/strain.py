@@ -27,7 +27,10 @@ WITHIN_S = 1.0
 # What a daemon does for the first time makes it load and touch what it then has.
 WARM_UP = 5
 SUPPORTS = ["trim_kv_cache", "reduce_batch", "reject_requests", "unload_model"]
+# Without the machine as a domain of its own: it would hold the level up while it thrashes, and each kill is to be told.
 CONFIG = """
+[machine]
+enabled = false
 [defaults]
 dwell = 0.01
 restore_dwell = 0.01
@@ -80,11 +83,10 @@ class Stage:
     subscriber: Subscriber
 
 
-def run(tell: Callable[[str], None]) -> list[Strain]:
+def run(tell: Callable[[str], None]) -> Iterator[Strain]:
     """All conditions, one after another, each with a daemon of its own."""
     # Or the one who measures would wait for its own pages.
     ctypes.CDLL(None, use_errno=True).mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT)
-    found = []
     for name, condition in (("at rest", at_rest), ("own MemoryMax tight", tight), ("the machine thrashing", thrashing)):
         strain = Strain(name)
         with stage() as made:
@@ -94,8 +96,7 @@ def run(tell: Callable[[str], None]) -> list[Strain]:
                 for _ in range(CROSSINGS):
                     cross(made, strain)
         tell(f"{name}: {len(strain.delays_s)} of {CROSSINGS} told, worst {max(strain.delays_s, default=0.0):.3f} s")
-        found.append(strain)
-    return found
+        yield strain
 
 
 @contextlib.contextmanager
