@@ -210,7 +210,7 @@ def lifted(llm: Server) -> int:
 
 
 def test_kill_9_while_a_limit_is_lifted(llm: Server) -> None:
-    """The next run, at once, puts it back before it reads anything; and stopping leaves it right."""
+    """It is put back before the next run, which comes at once, reads anything."""
     pid, since, began = lifted(llm), box.now(), time.monotonic()
     os.kill(pid, signal.SIGKILL)
     # While the trim is still owed, the next run would lift the limit again.
@@ -220,7 +220,7 @@ def test_kill_9_while_a_limit_is_lifted(llm: Server) -> None:
     eventually(lambda: int(kernel("memory.high", llm.unit)) == HIGH_BYTES, PATIENCE_S, what="the limit is put back")
     print(
         f"killed, restarted and put back within {time.monotonic() - began:.2f} s (emulated)",
-        *box.says(since, "put_back"),
+        *box.says(since, "memory.high of", "again"),
     )
 
 
