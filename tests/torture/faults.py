@@ -113,7 +113,9 @@ def a_server_killed(world: World, words: Words, seen: Seen) -> Iterator[None]:
     """kill -9, or by the kernel at memory.max."""
     actor = world.actors[words["server"]]
     if words["how"] == "oom":
-        # Faster than any trim, and with the subscriber's answer of no use: it takes more than there is.
+        # Faster than any trim, with the subscriber's answer of no use and without memory.high to put it to sleep: it
+        # takes more than there is.
+        world.limit(words["server"], 2 * MAX_BYTES, MAX_BYTES)
         actor.order("behave", kind="lie")
         actor.order("grow", bytes=MAX_BYTES + 16 * MIB)
     yield
