@@ -105,7 +105,7 @@ def play(steps: list[tuple[Event, float]]) -> Script:
     return script
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150)
 @given(STEPS)
 def test_every_delivery_ends_exactly_once_or_is_outstanding(steps: list[tuple[Event, float]]) -> None:
     """Delivered = ended + outstanding, as multisets of (subscriber, seq)."""
@@ -120,7 +120,7 @@ def test_every_delivery_ends_exactly_once_or_is_outstanding(steps: list[tuple[Ev
     assert sorted(delivered) == sorted(ended + waiting)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150)
 @given(STEPS)
 def test_no_degradation_below_the_marks(steps: list[tuple[Event, float]]) -> None:
     """A restriction is only ever ordered while the target's level is raised."""
@@ -130,7 +130,7 @@ def test_no_degradation_below_the_marks(steps: list[tuple[Event, float]]) -> Non
             assert effect.command.level > Level.NORMAL
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150)
 @given(STEPS)
 def test_every_outstanding_command_has_its_deadline_timer(steps: list[tuple[Event, float]]) -> None:
     """No command can wait for ever, and no timer outlives its command."""
@@ -144,7 +144,7 @@ def test_every_outstanding_command_has_its_deadline_timer(steps: list[tuple[Even
     assert due == waiting
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150)
 @given(STEPS)
 def test_back_to_rest_everything_is_restored(steps: list[tuple[Event, float]]) -> None:
     """Whatever happened, low memory and answering servers end at normal with nothing in force."""
@@ -164,7 +164,7 @@ def test_back_to_rest_everything_is_restored(steps: list[tuple[Event, float]]) -
         assert all(not s.applied for s in target.ledger.subscribers.values())
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150)
 @given(STEPS)
 def test_replay_gives_the_same_orders(steps: list[tuple[Event, float]]) -> None:
     """The engine has no hidden input: the same facts at the same times give equal effects."""
@@ -173,7 +173,7 @@ def test_replay_gives_the_same_orders(steps: list[tuple[Event, float]]) -> None:
     assert first.effects == second.effects
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150)
 @given(STEPS)
 def test_a_lifted_limit_is_put_back_when_no_trim_is_on_its_way(steps: list[tuple[Event, float]]) -> None:
     """Whatever happened: no trim outstanding, no limit that stays lifted without its return being ordered."""
@@ -183,7 +183,7 @@ def test_a_lifted_limit_is_put_back_when_no_trim_is_on_its_way(steps: list[tuple
             assert target.ledger.commands.trimming
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150)
 @given(STEPS)
 def test_what_is_granted_fits(steps: list[tuple[Event, float]]) -> None:
     """Promises never exceed the room that there was when the last one was given."""

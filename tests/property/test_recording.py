@@ -5,7 +5,7 @@ import sys
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeguardd.core import checkpoint, recording
@@ -141,7 +141,7 @@ def replayed(segments: list[Segment]) -> list[tuple[float, Event, object]]:
     return [(step.now, step.event, step.effects) for step in recorded(segments) if isinstance(step, Step)]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200)
 @given(HISTORY)
 def test_a_replay_gives_the_same_orders_from_every_segment_on(history: list[tuple[Event, float, int]]) -> None:
     """Events, times and effects are those of the run; each later checkpoint equals what the replay has come to."""
@@ -154,7 +154,7 @@ def test_a_replay_gives_the_same_orders_from_every_segment_on(history: list[tupl
         assert steps == script.steps[len(script.steps) - len(steps) :]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200)
 @given(HISTORY)
 def test_the_state_is_carried_over_whole(history: list[tuple[Event, float, int]]) -> None:
     """Written, read and written again it is the same, bytes and all."""
@@ -164,7 +164,7 @@ def test_the_state_is_carried_over_whole(history: list[tuple[Event, float, int]]
     assert recording._line(checkpoint.encode(copy)) == written
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(HISTORY)
 def test_the_same_configuration_gives_the_same_orders(history: list[tuple[Event, float, int]]) -> None:
     """Also with the other engine's own timers and translated acks, when its policies are those of the recording."""
@@ -175,7 +175,7 @@ def test_the_same_configuration_gives_the_same_orders(history: list[tuple[Event,
     assert steps == script.steps
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(HISTORY, POLICIES, st.integers(0, 3))
 def test_any_other_configuration_can_be_tried(
     history: list[tuple[Event, float, int]], policy: Policy, first: int
@@ -188,7 +188,7 @@ def test_any_other_configuration_can_be_tried(
     assert [step.now for step in steps] == sorted(step.now for step in steps)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(HISTORY, st.floats(0, 1), st.booleans(), st.binary(min_size=1, max_size=4))
 def test_a_damaged_file_gives_what_comes_before_the_damage(
     history: list[tuple[Event, float, int]], where: float, cut: bool, rubbish: bytes

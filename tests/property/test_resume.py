@@ -88,7 +88,7 @@ HISTORIES = st.lists(STEPS.flatmap(lambda steps: st.just(steps[:12])), max_size=
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(HISTORIES, st.booleans())
 def test_no_command_is_forgotten_or_ended_twice(steps: list[tuple[Event | None, float]], come_back: bool) -> None:
     """Each number that was told has ended once, or is on its way; and it is one command, whenever it is told."""
@@ -106,7 +106,7 @@ def test_no_command_is_forgotten_or_ended_twice(steps: list[tuple[Event | None, 
     assert not set(ended) & set(waiting)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(HISTORIES)
 def test_every_command_on_its_way_has_its_deadline(steps: list[tuple[Event | None, float]]) -> None:
     """After a restart as before it: nothing waits for ever."""
@@ -116,7 +116,7 @@ def test_every_command_on_its_way_has_its_deadline(steps: list[tuple[Event | Non
     assert due == {f"deadline:{seq}:llm" for seq in waiting}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(STEPS)
 def test_what_is_kept_is_what_is_recalled(steps: list[tuple[Event, float]]) -> None:
     """Kept, recalled, all back, and kept again: the same, but for the time that the returning ones are given."""
@@ -141,7 +141,7 @@ def timeless(kept: KeptTarget) -> KeptTarget:
     return msgspec.structs.replace(kept, subscribers=subscribers)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(HISTORIES, st.sampled_from([100, 700, 950]))
 def test_it_comes_to_the_same_as_without_a_restart(steps: list[tuple[Event | None, float]], mib: int) -> None:
     """The same history, with restarts and without, then memory that stays, and servers that obey: one end."""

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeguardd.core.config import Policy, TargetSpec
@@ -117,7 +117,7 @@ TRICK = st.tuples(st.sampled_from([deed.__name__ for deed in TRICKS]), st.sample
 
 
 @given(st.lists(STEPS, min_size=10, max_size=60), st.lists(st.none() | TRICK, max_size=60))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 def test_whatever_happens_the_story_stays_true(
     steps: list[tuple[str, str, int, int]], tricks: list[tuple[str, str, int] | None]
 ) -> None:

@@ -5,6 +5,7 @@ Upstream: the source of edgeguardd. Downstream: afflicted (fails them), the unit
 """
 
 import ast
+import functools
 import importlib
 import importlib.util
 import os
@@ -54,9 +55,10 @@ def modules() -> list[str]:
     return sorted(found - set(NOT_THE_DAEMON))
 
 
-def sites() -> list[Site]:
+@functools.cache
+def sites() -> tuple[Site, ...]:
     """Every call, by module and line."""
-    return [site for module in modules() for site in sites_of(module, _source(module))]
+    return tuple(site for module in modules() for site in sites_of(module, _source(module)))
 
 
 def sites_of(module: str, source: str) -> list[Site]:
