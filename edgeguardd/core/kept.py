@@ -17,7 +17,7 @@ class Course(Struct):
     repeat_at         when the rung may be asked again
     helped, answered  of the present round: whether some command brought something, whether a server answered at all
     rest_bytes        needed bytes when the ladder had ended; repeats wait until they have grown
-    climbed_at_bytes  needed bytes when the rung was reached
+    held_at_bytes     needed bytes when the rung was reached, or held because they had grown since
     freed             whether a trim has helped since
     """
 
@@ -25,7 +25,7 @@ class Course(Struct):
     helped: bool = False
     answered: bool = False
     rest_bytes: int | None = None
-    climbed_at_bytes: int | None = None
+    held_at_bytes: int | None = None
     freed: bool = False
 
 

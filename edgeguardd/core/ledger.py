@@ -199,7 +199,7 @@ class Ledger:
 
     def _climb(self, to: Level, at: Situation, out: list[Effect]) -> None:
         self.rung = to
-        self.course.climbed_at_bytes = at.needed_bytes
+        self.course.held_at_bytes = at.needed_bytes
         self.course.freed = False
         self._disarm_restore(out)
         self._begin_round(at)
@@ -330,12 +330,18 @@ class Ledger:
 
     def _must_hold(self, at: Situation) -> bool:
         """A rung above the level was reached because less did not help. It stays while memory is critical or grows, and
-        until a trim has helped or the ladder has ended: a target that rests at its floor gets its capacity back."""
+        where somebody can trim, until a trim has helped or the ladder has ended. A target that rests at its floor gets
+        its capacity back, as do servers that can only be restricted."""
         if not at.pressing or at.needed_bytes is None or not self.subscribers:
             return False
-        if at.level >= Level.CRITICAL or self._has_grown(at, self.course.climbed_at_bytes):
+        if at.level >= Level.CRITICAL:
             return True
-        return not self.exhausted and not self.course.freed
+        if self._has_grown(at, self.course.held_at_bytes):
+            # Asked again after the next dwell: growth that has ended holds nothing.
+            self.course.held_at_bytes = at.needed_bytes
+            return True
+        can_trim = any(Action.TRIM_KV_CACHE in s.supports for s in self.subscribers.values())
+        return can_trim and not self.exhausted and not self.course.freed
 
     def _has_grown(self, at: Situation, since_bytes: int | None) -> bool:
         if since_bytes is None or at.needed_bytes is None:

@@ -6,7 +6,7 @@ from edgeguardd.core.config import Policy
 from edgeguardd.core.effects import CommandEnded, Effect, Fact, Note, SetTimer
 from edgeguardd.core.events import AckReceived, SampleFailed, TargetDropped, TimerFired
 from edgeguardd.core.model import AckStatus, Action, Command, InForce, Level, Outcome
-from tests.support.script import MIB, Script, of
+from tests.support.script import EVERYTHING, MIB, Script, of
 
 RESTING = Policy(dwell_s=1, restore_dwell_s=1, lead_floor_s=0.01, lead_ceiling_s=0.01)
 
@@ -184,8 +184,36 @@ def test_growth_since_the_climb_holds_the_rung_although_a_trim_freed_something()
         script.need(600)
         script.ack(trim_of(script))
         script.need(700 + grown_mib)
-        script.pass_time(3)
+        script.pass_time(1.9)
         assert (script.level(), script.target.ledger.rung) == (Level.ELEVATED, rung), grown_mib
+
+
+@pytest.mark.parametrize(
+    "supports",
+    [
+        EVERYTHING,
+        frozenset({Action.REDUCE_BATCH, Action.REJECT_REQUESTS}),
+        frozenset({Action.REJECT_REQUESTS}),
+        frozenset(),
+    ],
+    ids=["everything", "restrictions", "rejecting", "nothing"],
+)
+def test_what_was_restricted_at_critical_is_given_back_at_elevated(supports: frozenset[Action]) -> None:
+    """Memory stays between two marks for good: no server is held to what a higher level asked for, kill or none."""
+    for needed_mib, moved in [(950, {}), (50, {"oom_kill": 1})]:
+        script = Script()
+        script.join(1, supports)
+        script.need(needed_mib)
+        script.move(**moved)
+        for _ in range(120):
+            for one in list(script.target.ledger.outstanding.values()):
+                if one.command.seq in script.target.ledger.outstanding:
+                    script.ack(one.command)
+            script.needed_mib = 650
+            script.pass_time(1)
+        assert script.level() is Level.ELEVATED
+        assert script.target.ledger.rung is Level.ELEVATED, moved
+        assert script.target.ledger.obeyed() == InForce(1.0, True, True)
 
 
 def test_a_critical_level_holds_whatever_was_freed() -> None:
