@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgeguardd.core import configpolicy
@@ -245,12 +245,18 @@ configs = st.builds(
 )
 
 
+# A whole configuration is nearly as much as one example may hold: what is too much is drawn anew.
+whole = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+
+
+@whole
 @given(configs)
 def test_a_configuration_reads_back_as_it_was_written(config: Config) -> None:
     """Writing loses nothing, to the last bit of a ratio and the last byte of a size."""
     assert read(render(config), "f") == config
 
 
+@whole
 @given(configs)
 def test_every_key_is_found_at_the_line_that_spells_it(config: Config) -> None:
     """The line in a fault is the line of the key."""
