@@ -200,11 +200,11 @@ def test_growth_since_the_climb_holds_the_rung_although_a_trim_freed_something()
 )
 def test_what_was_restricted_at_critical_is_given_back_at_elevated(supports: frozenset[Action]) -> None:
     """Memory stays between two marks for good: no server is held to what a higher level asked for, kill or none."""
-    for needed_mib, moved in [(950, {}), (50, {"oom_kill": 1})]:
+    for needed_mib, kills in [(950, 0), (50, 1)]:
         script = Script()
         script.join(1, supports)
         script.need(needed_mib)
-        script.move(**moved)
+        script.move(oom_kill=kills)
         for _ in range(120):
             for one in list(script.target.ledger.outstanding.values()):
                 if one.command.seq in script.target.ledger.outstanding:
@@ -212,7 +212,7 @@ def test_what_was_restricted_at_critical_is_given_back_at_elevated(supports: fro
             script.needed_mib = 650
             script.pass_time(1)
         assert script.level() is Level.ELEVATED
-        assert script.target.ledger.rung is Level.ELEVATED, moved
+        assert script.target.ledger.rung is Level.ELEVATED, kills
         assert script.target.ledger.obeyed() == InForce(1.0, True, True)
 
 
