@@ -18,7 +18,7 @@ PIECE = 256 << 10
 # MemAvailable goes up and down by some hundred KiB by itself.
 PIECES_BELOW = 6
 # Back to so much above the mark, so that the next crossing is a few pieces away.
-ABOVE_BYTES = 8 << 20
+ABOVE_BYTES = 28 << 20
 
 held: list[mmap.mmap] = []
 
