@@ -41,8 +41,20 @@ HOSTILE = (
 def scene() -> Iterator[tuple[Daemon, FakeTree, FakeCgroup]]:
     """One daemon for all tests here, with a target and a glob."""
     with guarded.daemon(CONFIG) as running:
-        os.mkdir(running[1].full("/odd"))
+        daemon, tree, _ = running
+        os.mkdir(tree.full("/odd"))
+        # Watched from now on, so that no test takes the descriptor for one of its own connections.
+        eventually(lambda: tree.full("/odd") in opened(daemon), what="the glob's directory is watched")
         yield running
+
+
+def opened(daemon: Daemon) -> list[str]:
+    """What the daemon's descriptors are of."""
+    found = []
+    for number in os.listdir(f"/proc/{daemon.pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/{daemon.pid}/fd/{number}"))
+    return found
 
 
 def resident_bytes(pid: int) -> int:
