@@ -122,7 +122,7 @@ def check_signal(name: str) -> None:
 def check_group(group: str) -> None:
     """A group's name or number, as chown takes it."""
     if not _GROUP.fullmatch(group) or (group.isdigit() and int(group) > MAX_GID):
-        raise ValueError('it is no name or number of a group; write one from /etc/group, such as "edgeguard"')
+        raise ValueError('it is no name or number of a group; write one from /etc/group, such as "edgeguardd"')
 
 
 def check_address(address: str) -> None:

@@ -67,10 +67,10 @@ def example() -> str:
 # Values that show the form of keys which have no default.
 _SAMPLES = {
     ".cgroup_root": '"/sys/fs/cgroup"',
-    "socket.group": '"edgeguard"',
+    "socket.group": '"edgeguardd"',
     "pressure_watch.path": '"/run/edgeguardd/pressure.sock"',
     "pressure_watch.target": '"llm"',
-    "pressure_watch.group": '"edgeguard"',
+    "pressure_watch.group": '"edgeguardd"',
     "gate.agent_port": "9465",
     "machine.device.name": '"gpu"',
     "machine.device.kind": '"nvml"',

@@ -34,10 +34,10 @@ class Guard:
     def __init__(self, directory: str, said: Said, configuration: str = "") -> None:
         self._directory = directory
         self._said = said
-        # An empty file: the defaults, and not what /etc may hold on this machine.
+        # The defaults, and neither what /etc may hold on this machine nor what a daemon of its own keeps in /var.
         self._configuration = f"{directory}/edgeguardd.toml"
         with open(self._configuration, "w") as file:
-            file.write(configuration)
+            file.write(f"state_directory = {json.dumps(f'{directory}/state')}\n{configuration}")
         self._started = asyncio.Event()
 
     async def __aenter__(self) -> "Guard":

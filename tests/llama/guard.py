@@ -3,7 +3,6 @@
 Must not: know the load. Upstream: run. Downstream: tests.demo.guard, which starts the daemon and reads its log.
 """
 
-import os
 from collections.abc import Callable
 
 from tests.demo import guard
@@ -13,8 +12,6 @@ from tests.demo import guard
 # earlier (lead_ceiling): the gate is shut at once, and behind it nothing grows.
 TARGET = "llama"
 CONFIGURATION = """\
-state_directory = "{directory}/state"
-
 [[target]]
 name = "llama"
 path = "{path}"
@@ -43,7 +40,4 @@ class Guard(guard.Guard):
     """As tests.demo.guard.Guard, for the cgroup at `path` below the root."""
 
     def __init__(self, directory: str, path: str, said: Callable[[str | None, str | None, int], None]) -> None:
-        super().__init__(directory, said)
-        os.mkdir(f"{directory}/state")
-        with open(f"{directory}/edgeguardd.toml", "w") as file:
-            file.write(CONFIGURATION.format(directory=directory, path=path))
+        super().__init__(directory, said, CONFIGURATION.format(path=path))

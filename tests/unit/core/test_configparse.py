@@ -260,7 +260,7 @@ def test_the_example_means_the_defaults_and_names_every_key() -> None:
         if not line.startswith(("#path", "#glob", "#target =")) or "pressure.sock" in line
     )
     config = read(uncommented, "example")
-    assert config.pressure_watches == (WatchSpec("/run/edgeguardd/pressure.sock", group="edgeguard"),)
+    assert config.pressure_watches == (WatchSpec("/run/edgeguardd/pressure.sock", group="edgeguardd"),)
     assert config.gate == GateConfig(agent_port=9465)
     assert [(rule.name, rule.value, rule.comm) for rule in config.oom_scores] == [("llm", 500, "llama-server")]
     assert [spec.unit for spec in config.targets] == ["llama.service"]
@@ -317,7 +317,7 @@ def test_what_is_rendered_reads_back() -> None:
 def test_what_is_rendered_shows_what_is_not_set() -> None:
     """As comments, so that nobody has to know which keys there are; what cannot be set beside another is left out."""
     shown = render(Config(targets=(TargetSpec("a", path="/b"),)))
-    assert '\n#group = "edgeguard"  # not set\n' in shown
+    assert '\n#group = "edgeguardd"  # not set\n' in shown
     assert shown.startswith("self_targets = true\n")
     assert '\n#cgroup_root = "/sys/fs/cgroup"  # not set\n' in shown
     assert shown.count('\n#static = "6G"  # not set\n') == 2
