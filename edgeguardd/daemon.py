@@ -78,6 +78,7 @@ from edgeguardd.serve.peercred import Peer
 from edgeguardd.serve.pressurewatch import Host, PressureWatchServer
 from edgeguardd.serve.subscribers import SubscriberServer
 from edgeguardd.state import StateDirectory
+from edgeguardd.statelock import StateLock
 from edgeguardd.survival import Survival
 from edgeguardd.systemd import Notifier, listen_sockets
 
@@ -135,13 +136,14 @@ class Daemon:
         self.notifier = Notifier()
         root = cgroupfs.find_root(config.cgroup_root)
         clock = self._loop.time
-        state = StateDirectory(config.state_directory, _partly_blind)
-        state.make()
+        StateDirectory(config.state_directory, _partly_blind).make()
+        self.lock = StateLock(config.state_directory)
+        state = StateDirectory(config.state_directory, _partly_blind, require=self.lock.require)
         self.relief = Relief(root, state, self.emit, clock)
         self.last_resorts = LastResorts(root, self._loop, self.emit, clock, state)
         self.machine = Machine(config.machine, self._loop, self.emit, on_fault=_partly_blind)
         self.targets = Targets(root, self._loop, self.emit, max_targets=config.max_targets, on_fault=_partly_blind)
-        self.keeper = Keeper(config.state_directory, root, self.engine, self.targets, self._loop, _partly_blind)
+        self.keeper = Keeper(self.lock, root, self.engine, self.targets, self._loop, _partly_blind)
         epoch = self.keeper.epoch
         self.recorder = Recorder(config, self.engine, self._loop, run=uuid.uuid4().hex, on_fault=_partly_blind)
         self.subscribers = SubscriberServer(
@@ -176,9 +178,14 @@ class Daemon:
         _allow_descriptors()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop_requested, number)
-        # What a daemon before this one left lifted or frozen comes first: it distorts every reading.
-        self.relief.recover()
-        self.last_resorts.recover()
+        watched = {spec.path for spec in self.config.pressure_watches}
+        # Before anything is touched: where another daemon has the socket, this one has no business.
+        self.subscribers.bind([sock for sock in passed if sock.getsockname() not in watched])
+        # What a daemon before this one left lifted or frozen comes first: it distorts every reading. What one that
+        # still runs has lifted is not left.
+        if self.lock.held:
+            self.relief.recover()
+            self.last_resorts.recover()
         self.keeper.recall(self.emit)
         self.machine.start()
         self.targets.apply(self.config.targets, self.config.sampling, self.config.defaults)
@@ -187,8 +194,7 @@ class Daemon:
         oomscores.start(self.scores, self.config)
         self.delays.start()
         self.keeper.start()
-        watched = {spec.path for spec in self.config.pressure_watches}
-        await self.subscribers.start([sock for sock in passed if sock.getsockname() not in watched])
+        await self.subscribers.start()
         self.watches.start(passed)
         if self.http is not None:
             await self.http.start()
@@ -241,6 +247,8 @@ class Daemon:
         self.machine.close()
         self.targets.close()
         self.recorder.close()
+        # Not before everything has been put back: the next one would do it as well.
+        self.lock.release()
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

@@ -9,7 +9,6 @@ daemon. Why so, and what a kill -9 at each point means: docs/adr/0017.
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -46,6 +45,7 @@ from edgeguardd.kernel.targets import Targets
 from edgeguardd.logs import get_logger
 from edgeguardd.recalled import Appeared, Entry, Killed, Leveled, RunRecord, Sent, TargetRecord, quoted
 from edgeguardd.state import StateDirectory
+from edgeguardd.statelock import StateLock
 
 # A thousand subscribers with four commands each.
 MAX_RECORD_BYTES: Final = 8 << 20
@@ -87,17 +87,19 @@ class Keeper:
 
     def __init__(
         self,
-        directory: str,
+        lock: StateLock,
         root: CgroupRoot,
         engine: Engine,
         targets: Targets,
         loop: asyncio.AbstractEventLoop,
         on_fault: Callable[[str], None],
     ) -> None:
-        """Read what there is; nothing of it is fatal."""
+        """Read what there is; nothing of it is fatal. The lock stays its owner's, to release."""
+        directory = lock.directory
         self.stats = KeeperStats(directory)
+        self._lock = lock
         self._on_fault = on_fault
-        self.state = StateDirectory(directory, self._say, MAX_RECORD_BYTES)
+        self.state = StateDirectory(directory, self._say, MAX_RECORD_BYTES, lambda: _refuse_anothers(lock))
         self._engine = engine
         self._targets = targets
         self._loop = loop
@@ -109,9 +111,14 @@ class Keeper:
         self._alive: asyncio.TimerHandle | None = None
         self._writing: Aside[None] | None = None
         self._started = False
-        self._lock_fd = self._lock(directory)
         # Another daemon's state is read, and left alone.
-        self._closed = self._lock_fd is None
+        self._closed = lock.elsewhere
+        if lock.elsewhere:
+            self.stats.failing = True
+            self._say(
+                f"cannot keep state in {directory}: another edgeguardd does; set state_directory; "
+                "until then no limit is lifted, nothing is frozen, and a restart forgets levels and commands"
+            )
         self._boot_id = self._read_boot_id()
         self._journal = self._open_journal(directory)
         found = Found() if self._journal is None else self._journal.read()
@@ -171,12 +178,10 @@ class Keeper:
         until = time.monotonic() + CLOSE_S
         while self._writing is not None and not self._writing.ended and time.monotonic() < until:
             time.sleep(0.001)
-        if self._started and self._lock_fd is not None:
+        if self._started and not self._lock.elsewhere:
             self._save_now(exact=True)
         if self._journal is not None:
             self._journal.close()
-        if self._lock_fd is not None and self._lock_fd >= 0:
-            os.close(self._lock_fd)
 
     # On the way of every event
 
@@ -375,22 +380,6 @@ class Keeper:
             self._say(str(error))
             return ""
 
-    def _lock(self, directory: str) -> int | None:
-        """Hold the directory for this run: a descriptor; -1: there is nothing to hold; None: another daemon does."""
-        try:
-            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:  # said by whoever wants to write there
-            return -1
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(fd)
-            if isinstance(error, BlockingIOError):
-                self._failed(f"cannot keep state in {directory}: another edgeguardd does; set state_directory")
-                return None
-            return -1
-        return fd
-
     def _open_journal(self, directory: str) -> Journal | None:
         """In memory where systemd gives a place for it, else beside the records."""
         if self._closed:
@@ -434,3 +423,9 @@ class Keeper:
         if not self._closed:
             self._gone |= {kept.name for kept in self._recalled.event.targets} - set(self._engine.targets)
             self._save_later(SAVE_S)
+
+
+def _refuse_anothers(lock: StateLock) -> None:
+    """Raises StateError for another daemon's directory. One that cannot be locked is tried nevertheless."""
+    if lock.elsewhere:
+        lock.require()

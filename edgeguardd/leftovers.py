@@ -12,7 +12,8 @@ from edgeguardd.core.events import Event, LastResortEnded, LimitPutBack
 from edgeguardd.kernel import cgroupfs
 from edgeguardd.kernel.freezer import Freezer
 from edgeguardd.kernel.relief import Relief
-from edgeguardd.state import StateDirectory
+from edgeguardd.state import StateDirectory, StateError
+from edgeguardd.statelock import StateLock
 
 
 def put_back(config: Config) -> tuple[list[str], list[str]]:
@@ -28,8 +29,14 @@ async def _put_back(config: Config) -> tuple[list[str], list[str]]:
         if isinstance(event, LimitPutBack | LastResortEnded):  # these two shells tell nothing else
             (failed if event.outcome == "failed" else done).append(event.message or event.outcome)
 
+    lock = StateLock(config.state_directory)
+    if lock.elsewhere:
+        raise StateError(
+            f"cannot put back what is lifted or frozen: another edgeguardd keeps its state in {config.state_directory} "
+            "and is at it; stop it first"
+        )
     root = cgroupfs.find_root(config.cgroup_root)
-    state = StateDirectory(config.state_directory, failed.append)
+    state = StateDirectory(config.state_directory, failed.append, require=lock.require)
     relief = Relief(root, state, told, time.monotonic)
     freezer = Freezer(root, asyncio.get_running_loop(), told, time.monotonic, state)
     relief.recover()
@@ -37,4 +44,5 @@ async def _put_back(config: Config) -> tuple[list[str], list[str]]:
     # A freeze that cannot be ended is tried again by whoever comes next; what was lifted keeps its record.
     relief.close()
     freezer.close("there is no daemon")
+    lock.release()
     return done, failed

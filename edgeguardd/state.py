@@ -79,12 +79,22 @@ class StateDirectory:
     `faults` counts what could not be written, removed, read or used.
     """
 
-    def __init__(self, path: str, on_fault: Callable[[str], None], max_bytes: int = MAX_RECORD_BYTES) -> None:
-        """`path`: absolute; it is made (0700) at the first save. `on_fault` gets a sentence for what was put aside."""
+    def __init__(
+        self,
+        path: str,
+        on_fault: Callable[[str], None],
+        max_bytes: int = MAX_RECORD_BYTES,
+        require: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`path`: absolute; it is made (0700) at the first save. `on_fault` gets a sentence for what was put aside.
+
+        `require` raises StateError where the records are not ours to change.
+        """
         self.path = path.rstrip("/") or "/"
         self.faults = 0
         self._max_bytes = max_bytes
         self._tell = on_fault
+        self._require_ours = require
 
     def make(self) -> None:
         """Make the directory, if it alone is missing. What stands in the way is told, and again at each use."""
@@ -106,6 +116,7 @@ class StateDirectory:
         if len(data) > self._max_bytes:
             raise StateError(f"cannot write {self.path}/{name}: {len(data)} bytes are too many; give it a shorter name")
         with self._doing("write", name), self._directory(create=True) as directory:
+            self._require_ours()
             if not _exists(name, directory) and len(_names(kind, directory)) >= MAX_RECORDS:
                 raise StateError(
                     f"cannot write {self.path}/{name}: {MAX_RECORDS} records of {kind} are there; remove old ones"
@@ -124,6 +135,7 @@ class StateDirectory:
         """Forget the record; there being none is fine. Raises StateError."""
         name = file_name(kind, key)
         with self._doing("remove", name), contextlib.suppress(FileNotFoundError), self._directory() as directory:
+            self._require_ours()
             os.unlink(name, dir_fd=directory)
 
     @contextlib.contextmanager
@@ -202,10 +214,13 @@ class StateDirectory:
 
     def _put_aside(self, name: str, directory: int, why: str) -> None:
         try:
+            self._require_ours()
             os.rename(name, name + DAMAGED, src_dir_fd=directory, dst_dir_fd=directory)
             then = f"it is {name}{DAMAGED} now, to be looked at and removed"
         except OSError as error:
             then = f"it cannot be put aside ({os.strerror(error.errno or 0)}), so remove it"
+        except StateError:
+            then = "it is left to its owner"
         self._on_fault(f"cannot use {self.path}/{name}: {why}; {then}")
 
 

@@ -52,8 +52,8 @@ def parser() -> argparse.ArgumentParser:
         "put-back",
         help="put back what a daemon that died has left lifted or frozen",
         description="Put back memory.high where a daemon that died has left it lifted, and thaw what it has left "
-        "frozen, when no other daemon is to do so: the next one does it by itself. Never beside a running one. Silent "
-        "when there is nothing.",
+        "frozen, when no other daemon is to do so: the next one does it by itself. Refused beside a running one. "
+        "Silent when there is nothing.",
     )
     back_parser.add_argument("--config", metavar="FILE", help="the configuration of the daemon that died")
     back_parser.set_defaults(run=put_back)

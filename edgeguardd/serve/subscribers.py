@@ -68,14 +68,15 @@ class SubscriberServer:
         self._subscribers: dict[int, Connection] = {}
         self._by_target: dict[str | None, dict[int, Connection]] = {}
         self._claim: Claim | None = None
+        self._bound: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._closing = False
         self._all_closed = asyncio.Event()
 
     # Start and stop
 
-    async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
-        """Listen on the socket that systemd passed, else on config.path. Raises ServeError.
+    def bind(self, sockets: Sequence[socket.socket] = ()) -> socket.socket:
+        """Take the socket that systemd passed, else config.path; nobody is let in yet. Raises ServeError.
 
         One that is bound there is it; else the first, as the unit may say another path than the configuration.
         """
@@ -83,6 +84,12 @@ class SubscriberServer:
         if sock is None:
             self._claim = claim(self.config)
             sock = self._claim.sock
+        self._bound = sock
+        return sock
+
+    async def start(self, sockets: Sequence[socket.socket] = ()) -> None:
+        """Listen on what bind() has taken; without one before, take it now. Raises ServeError."""
+        sock = self.bind(sockets) if self._bound is None else self._bound
         # Not create_unix_server: from Python 3.13 it removes socket files by itself, systemd's as well.
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: Connection(self), sock=sock, backlog=ACCEPTS_PER_TURN)

@@ -66,6 +66,6 @@ complete -c edgeguardd -n '_shtab_edgeguardd_using run' -l http -x -d 'the HTTP 
 complete -c edgeguardd -n '_shtab_edgeguardd_using run' -l log-format -xka "auto json text" -d 'the form of log lines, for [log] format'
 complete -c edgeguardd -n '_shtab_edgeguardd_using run' -l cgroup-root -xka "(__fish_complete_directories)" -d 'where cgroup v2 is mounted, for cgroup_root'
 complete -c edgeguardd -n '_shtab_edgeguardd_using run' -l check -d 'only check the configuration, then exit'
-complete -c edgeguardd -n '_shtab_edgeguardd_using; and test $_shtab_edgeguardd_npos -eq 0' -a put-back -d 'Put back memory.high where a daemon that died has left it lifted, and thaw what it has left frozen, when no other daemon is to do so: the next one does it by itself. Never beside a running one. Silent when there is nothing.'
+complete -c edgeguardd -n '_shtab_edgeguardd_using; and test $_shtab_edgeguardd_npos -eq 0' -a put-back -d 'Put back memory.high where a daemon that died has left it lifted, and thaw what it has left frozen, when no other daemon is to do so: the next one does it by itself. Refused beside a running one. Silent when there is nothing.'
 complete -c edgeguardd -n '_shtab_edgeguardd_using put-back' -s h -l help -d 'show this help message and exit'
 complete -c edgeguardd -n '_shtab_edgeguardd_using put-back' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'the configuration of the daemon that died'

@@ -20,6 +20,7 @@ from edgeguardd.journal import Journal, JournalError
 from edgeguardd.keeper import RUNTIME_VARIABLE, Keeper
 from edgeguardd.kernel.cgroupfs import find_root
 from edgeguardd.kernel.targets import Targets
+from edgeguardd.statelock import StateLock
 from tests.support.faketree import MIB, FakeCgroup, FakeTree
 from tests.support.scene import NEVER_S, job
 from tests.support.script import EVERYTHING
@@ -118,7 +119,8 @@ class Run:
         root = find_root(str(place / "tree"))
         self.engine = Engine()
         self.targets = Targets(root, loop, self.emit, on_fault=self.said.append)
-        self.keeper = Keeper(str(place / "state"), root, self.engine, self.targets, loop, self.said.append)
+        self.lock = StateLock(str(place / "state"))
+        self.keeper = Keeper(self.lock, root, self.engine, self.targets, loop, self.said.append)
         self.keeper.recall(self.emit)
         self.targets.apply([job("llm", "/llm")], _sampling(), Policy())
         self.keeper.start()
@@ -145,11 +147,12 @@ class Run:
                 timer.cancel()
         if self.keeper._journal is not None:
             self.keeper._journal.close()
-        os.close(self.keeper._lock_fd or 0)
+        self.lock.release()
         self.targets.close()
 
     def end(self) -> None:
         self.keeper.close()
+        self.lock.release()
         self.targets.close()
 
 
