@@ -6,7 +6,8 @@ Must not: know what an entry means, wait for a disk (no fsync; where it can, it 
 directory. Downstream: keeper.
 
 Room is taken in advance and lines are written over old ones, so that a disk that has become full stops nobody. Each
-file begins with its turn; a line of another turn, or a torn one, ends what is read. Why so: docs/adr/0017.
+file begins with its turn and the epoch whose numbers it holds; a line of another turn, or a torn one, ends what is
+read, and a file of another epoch, as from another state directory, is not read at all. Why so: docs/adr/0017.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ NAMES: Final = ("told-a.journal", "told-b.journal")
 ROOM_BYTES: Final = 64 * 1024
 MAX_BYTES: Final = 1024 * 1024
 
-_HEADER_BYTES: Final = 40
+_HEADER_BYTES: Final = 80
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -38,12 +39,13 @@ class JournalError(EdgeguardError):
 class Found(Struct, frozen=True):
     """What a run before this one has left: lines in order, when it was last alive (0.0: not known).
 
-    overflowed: there were more, for which there was no room.
+    overflowed: there were more, for which there was no room. strange: there were lines of another epoch.
     """
 
     lines: tuple[bytes, ...] = ()
     alive_at: float = 0.0
     overflowed: bool = False
+    strange: bool = False
 
 
 class _File:
@@ -52,6 +54,7 @@ class _File:
     def __init__(self, name: str, directory: int) -> None:
         self.fd = os.open(name, _OPEN, 0o600, dir_fd=directory)
         self.turn = 0
+        self.epoch = ""
         self.end = _HEADER_BYTES
         try:
             _require_ours(os.fstat(self.fd))
@@ -65,33 +68,35 @@ class _File:
         """Turn, time, whether it overflowed, lines. Anything that cannot be understood is the end of it."""
         data = os.pread(self.fd, MAX_BYTES, 0)
         try:
-            turn, alive_at, over = data[:_HEADER_BYTES].split()
-            self.turn = int(turn, 16)
+            turn, alive_at, over, epoch = data[:_HEADER_BYTES].split()
+            self.turn, self.epoch = int(turn, 16), epoch.decode("ascii")
             when = float(alive_at)
         except ValueError:
-            self.turn = 0
+            self.turn, self.epoch = 0, ""
             return 0, 0.0, False, []
         lines = []
         for line in data[_HEADER_BYTES:].split(b"\n")[:-1]:
             mark, _, text = line.partition(b" ")
-            if mark != _mark(self.turn, text):
+            if mark != _mark(self.turn, self.epoch, text):
                 break
             lines.append(text)
             self.end += len(line) + 1
         return self.turn, when, over == b"1", lines
 
-    def begin(self, turn: int, alive_at: float) -> None:
-        """Empty from here on. Raises OSError."""
+    def begin(self, turn: int, epoch: str, alive_at: float) -> None:
+        """Empty from here on, and this epoch's. Raises OSError."""
+        self.epoch = epoch
         self.stamp(turn, alive_at, over=False)
         self.turn, self.end = turn, _HEADER_BYTES
 
     def stamp(self, turn: int, alive_at: float, *, over: bool) -> None:
         """Write the first line. Raises OSError."""
-        os.pwrite(self.fd, f"{turn:08x} {alive_at:.3f} {over:d}".ljust(_HEADER_BYTES - 1).encode() + b"\n", 0)
+        header = f"{turn:08x} {alive_at:.3f} {over:d} {self.epoch}".encode()[: _HEADER_BYTES - 1]
+        os.pwrite(self.fd, header.ljust(_HEADER_BYTES - 1) + b"\n", 0)
 
     def append(self, texts: Sequence[bytes]) -> None:
         """Add lines. Raises OSError."""
-        data = b"".join(_mark(self.turn, text) + b" " + text + b"\n" for text in texts)
+        data = b"".join(_mark(self.turn, self.epoch, text) + b" " + text + b"\n" for text in texts)
         if self.end + len(data) > MAX_BYTES:
             raise OSError(errno.EFBIG, f"it has {MAX_BYTES} bytes, and no record could be written meanwhile")
         os.pwrite(self.fd, data, self.end)
@@ -112,6 +117,7 @@ class Journal:
         self.overflowed = False
         self._on_fault = on_fault
         self._said = False
+        self._epoch = ""
         self._files: list[_File] = []
         try:
             directory = os.open(path, _OPEN_DIRECTORY)
@@ -130,21 +136,34 @@ class Journal:
             self.close()
             raise
 
-    def read(self) -> Found:
-        """What was told and not settled, in order. Call it first."""
-        found = []
+    def read(self, epoch: str) -> Found:
+        """What was told in this epoch and not settled, in order. Call it first, then own."""
+        found, strange = [], False
         for file in self._files:
             try:
-                found.append(file.read())
+                part = file.read()
             except OSError as error:
                 self._fault(error)
+                continue
+            if file.epoch == epoch:
+                found.append(part)
+            else:
+                strange |= bool(part[3])
         found.sort(key=lambda part: part[0])
-        self._files.sort(key=lambda file: file.turn, reverse=True)
-        if self._files[0].turn == 0:
-            with contextlib.suppress(OSError):  # said by write
-                self._files[0].begin(1, 0.0)
         lines = tuple(line for part in found for line in part[3])
-        return Found(lines, max((part[1] for part in found), default=0.0), any(part[2] for part in found))
+        alive_at = max((part[1] for part in found), default=0.0)
+        return Found(lines, alive_at, any(part[2] for part in found), strange)
+
+    def own(self, epoch: str) -> None:
+        """What is written from here on is of this epoch; what is there of another is given up."""
+        self._epoch = epoch
+        self._files.sort(key=lambda file: file.turn, reverse=True)
+        latest, spare = self._files
+        with contextlib.suppress(OSError):  # said by write
+            if spare.epoch != epoch:
+                spare.begin(0, epoch, 0.0)
+            if latest.epoch != epoch or latest.turn == 0:
+                latest.begin(latest.turn + 1, epoch, 0.0)
 
     def write(self, texts: Sequence[bytes], now: float) -> None:
         """Write these down. Where that cannot be, it is said once, and marked for whoever reads."""
@@ -163,7 +182,7 @@ class Journal:
         """A record is about to be written: what comes from here on is not in it. settle() was called for the last."""
         latest, spare = self._files
         try:
-            spare.begin(latest.turn + 1, now)
+            spare.begin(latest.turn + 1, self._epoch, now)
         except OSError as error:
             self._fault(error)
             return
@@ -173,7 +192,7 @@ class Journal:
         """The record is written: what was told before the turn is not needed any more."""
         self.overflowed = self._said = False
         with contextlib.suppress(OSError):  # then it is read, and found in the record
-            self._files[1].begin(0, 0.0)
+            self._files[1].begin(0, self._epoch, 0.0)
 
     def close(self) -> None:
         """Let go of the files."""
@@ -188,5 +207,5 @@ class Journal:
             self._on_fault(f"cannot write {self.path}/{NAMES[0]}: {error.strerror}; make room there")
 
 
-def _mark(turn: int, text: bytes) -> bytes:
-    return b"%08x%08x" % (turn, zlib.crc32(text))
+def _mark(turn: int, epoch: str, text: bytes) -> bytes:
+    return b"%08x%08x" % (turn, zlib.crc32(text, zlib.crc32(epoch.encode())))

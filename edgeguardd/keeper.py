@@ -43,7 +43,7 @@ from edgeguardd.kernel.cgroupfs import CgroupRoot
 from edgeguardd.kernel.held import boot_id
 from edgeguardd.kernel.targets import Targets
 from edgeguardd.logs import get_logger
-from edgeguardd.recalled import Appeared, Entry, Killed, Leveled, RunRecord, Sent, TargetRecord, quoted
+from edgeguardd.recalled import Appeared, Entry, Killed, Leveled, RunRecord, Sent, Spent, TargetRecord, quoted
 from edgeguardd.state import StateDirectory
 from edgeguardd.statelock import StateLock
 
@@ -121,13 +121,15 @@ class Keeper:
             )
         self._boot_id = self._read_boot_id()
         self._journal = self._open_journal(directory)
-        found = Found() if self._journal is None else self._journal.read()
-        self._recalled = recalled.recall(self.state, found, root, self._boot_id, loop.time(), self._say)
+        read = self._journal.read if self._journal is not None else lambda _: Found()
+        self._recalled = recalled.recall(self.state, read, root, self._boot_id, loop.time(), self._say)
         self.epoch = self._recalled.epoch
         self._entries = self._recalled.last_entry
         if not self._can_write():
             self._recalled = recalled.without_numbers(self._recalled)
             self.epoch = self._recalled.epoch
+        if self._journal is not None:
+            self._journal.own(self.epoch)
 
     # Life
 
@@ -229,13 +231,19 @@ class Keeper:
     def _note_sent(self, order: Deliver, told: list[Entry]) -> None:
         target = self._engine.targets.get(order.command.target)
         self.stats.told_again += order.again
-        if target is None or order.again:
+        if order.again:
+            return
+        if target is None:
+            # The last that is said of a target that was dropped: its number is one command's all the same.
+            told.append(Spent(self._next(), order.command.target, order.command.seq))
             return
         one = target.ledger.outstanding.get(order.command.seq)
         to = target.ledger.subscribers.get(order.subscriber)
         # One that was superseded by the next in the same breath is owed to nobody.
         if one is not None and to is not None:
             told.append(Sent(self._next(), target.name, to.name, to.pid, target.ledger.rung, resume.kept_command(one)))
+        else:
+            told.append(Spent(self._next(), target.name, order.command.seq))
         self._dirty.add(target.name)
 
     def _note_level(self, change: AnnounceLevel, told: list[Entry]) -> None:

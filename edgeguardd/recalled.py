@@ -35,6 +35,7 @@ SKIPPED_NUMBERS: Final = 1_000_000
 ANOTHER_KERNEL: Final = "the machine was started anew since"
 ANOTHER_CGROUP: Final = "its cgroup is another one now"
 TOO_LONG: Final = f"the daemon was away for over {KEPT_FOR_S:g} s, and servers have lifted what was in force"
+STRANGE: Final = "cannot use lines of the journal: they are of another epoch than the records; levels come from memory"
 NO_RUN: Final = "the record of the last run cannot be used"
 
 
@@ -77,6 +78,14 @@ class Sent(Struct, frozen=True, tag=True):
     command: KeptCommand
 
 
+class Spent(Struct, frozen=True, tag=True):
+    """A number was about to be told, and nobody owes an answer to it: its target is guarded no longer."""
+
+    n: int
+    target: str
+    seq: int
+
+
 class Leveled(Struct, frozen=True, tag=True):
     """A level was about to be told."""
 
@@ -109,7 +118,7 @@ class Appeared(Struct, frozen=True, tag=True):
     dynamic: bool
 
 
-Entry = Sent | Leveled | Killed | Appeared
+Entry = Sent | Spent | Leveled | Killed | Appeared
 
 
 class Dropped(Struct, frozen=True):
@@ -138,16 +147,24 @@ class Recalled(Struct, frozen=True):
 
 
 def recall(
-    state: StateDirectory, found: Found, root: CgroupRoot, boot_id: str, now: float, on_fault: Callable[[str], None]
+    state: StateDirectory,
+    read: Callable[[str], Found],
+    root: CgroupRoot,
+    boot_id: str,
+    now: float,
+    on_fault: Callable[[str], None],
 ) -> Recalled:
-    """Read everything. `found` is the journal's; its lines that cannot be understood are passed over, and said."""
+    """Read everything. `read` gives an epoch's journal; lines that cannot be understood are passed over, and said."""
     run = state.load(RUN_KIND, RUN_KIND, RunRecord)
     records = state.load_all(TARGET_KIND, TargetRecord)
+    found = read("" if run is None else run.epoch)
     if run is None or run.boot_id != boot_id or run.at > now:
         kept = tuple(learned_only(record.kept) for record in records.values())
         event = StateRecalled(kept, KeptMachine(), 0, RETURN_S)
         dropped_all = _dropped(records, NO_RUN if run is None else ANOTHER_KERNEL)
         return Recalled(uuid.uuid4().hex, event, dropped=dropped_all)
+    if found.strange:
+        on_fault(STRANGE)
     entries = _entries(found, on_fault)
     mine = {name: record for name, record in records.items() if (record.boot_id, record.epoch) == (boot_id, run.epoch)}
     last_seq, last_entry = run.last_seq, max((record.upto for record in mine.values()), default=0)
@@ -155,6 +172,8 @@ def recall(
         last_entry = max(last_entry, entry.n)
         if isinstance(entry, Sent):
             last_seq = max(last_seq, entry.command.command.seq)
+        if isinstance(entry, Spent):
+            last_seq = max(last_seq, entry.seq)
         if isinstance(entry, Appeared) and entry.target not in mine:
             mine[entry.target] = _begun(entry, run)
         elif entry.target in mine and entry.n > mine[entry.target].upto:
@@ -239,6 +258,8 @@ def _folded(record: TargetRecord, entry: Entry) -> TargetRecord:
             return structs.replace(record, kept=kept)
         case Sent():
             return structs.replace(record, kept=_with_command(kept, entry))
+        case Spent():
+            return record
         case Appeared():
             known = learned_only(kept) if entry.inode != record.inode else kept
             known = structs.replace(known, path=entry.shown)
@@ -249,7 +270,7 @@ def _folded(record: TargetRecord, entry: Entry) -> TargetRecord:
 
 def _with_command(kept: KeptTarget, entry: Sent) -> KeptTarget:
     seq = entry.command.command.seq
-    if any(one.command.seq == seq for s in kept.subscribers for one in s.commands) or seq in kept.ended:
+    if any(one.told and one.command.seq == seq for s in kept.subscribers for one in s.commands) or seq in kept.ended:
         return kept
     known = [(s.name, s.pid) for s in kept.subscribers]
     if (entry.name, entry.pid) not in known:

@@ -40,6 +40,7 @@ class Outstanding(Struct):
     """A command on its way. `done`: the subscriber says so, and memory is being looked at.
 
     subscriber  below 0: it was there before the daemon was restarted, and has not come back yet
+    told        whether the subscriber has heard of it
     """
 
     command: Command
@@ -51,6 +52,7 @@ class Outstanding(Struct):
     done: bool = False
     claimed_bytes: int | None = None
     message: str | None = None
+    told: bool = True
 
     def freed_bytes(self, at: Situation) -> int | None:
         """What has left needed bytes since delivery; None: not known."""
@@ -106,7 +108,7 @@ class Commands:
                 self.end(older, Outcome.SUPERSEDED, at, out)
         seq, due_at = self._numbers.next(), at.now + deadline_s
         command = Command(seq, self.target, action, parameters, at.level, at.reason, deadline_s)
-        self.outstanding[seq] = Outstanding(command, subscriber, at.now, at.needed_bytes, due_at)
+        self.outstanding[seq] = Outstanding(command, subscriber, at.now, at.needed_bytes, due_at, told=subscriber > 0)
         if subscriber > 0:  # the others are told when they come back
             out.append(Deliver(subscriber, command))
         out.append(SetTimer(self._key("deadline", seq), due_at))

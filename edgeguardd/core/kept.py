@@ -30,7 +30,10 @@ class Course(Struct):
 
 
 class KeptCommand(Struct, frozen=True):
-    """One command on its way, with all that it takes to tell it again and to judge its answer."""
+    """One command on its way, with all that it takes to tell it again and to judge its answer.
+
+    told: its subscriber has heard of it; not, where it was given while that one was away.
+    """
 
     command: Command
     sent_at: float
@@ -40,6 +43,7 @@ class KeptCommand(Struct, frozen=True):
     done: bool = False
     claimed_bytes: int | None = None
     message: str | None = None
+    told: bool = True
 
 
 class KeptSubscriber(Struct, frozen=True):

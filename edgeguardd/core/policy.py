@@ -343,7 +343,7 @@ def age(gauge: Gauge) -> None:
 
 def dwell(gauge: Gauge, policy: Policy) -> float:
     """How long a mark has to be undercut before the level falls: longer for a target that flaps."""
-    return float(policy.dwell_s * 2**gauge.flaps)
+    return float(policy.dwell_s * 2 ** min(gauge.flaps, MAX_FLAPS))
 
 
 def _held_level(policy: Policy, pressure: Pressure | None) -> Level:

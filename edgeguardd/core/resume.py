@@ -13,15 +13,20 @@ from msgspec import structs
 
 from edgeguardd.core.commands import VERIFY_S, Outstanding
 from edgeguardd.core.effects import Deliver, Effect, Fact, Note, SetTimer
+from edgeguardd.core.events import AckReceived
 from edgeguardd.core.kept import Course, KeptCommand, KeptMachine, KeptSubscriber, KeptTarget
 from edgeguardd.core.ladder import Situation
 from edgeguardd.core.ledger import Ledger, Subscriber
 from edgeguardd.core.machine import MachineGauge
-from edgeguardd.core.model import Action, Level
+from edgeguardd.core.model import AckStatus, Action, Level, Outcome
+from edgeguardd.core.policy import MAX_FLAPS
 from edgeguardd.core.target import Target
 
 # Whoever comes back in the last moment gets this long for what it is told again.
 LEAST_LEFT_S = 0.5
+
+# What ends a command that its server, back with another hello, cannot carry out any more.
+UNABLE = "it does not support this any more"
 
 
 def keep(target: Target) -> KeptTarget:
@@ -64,6 +69,7 @@ def recall(target: Target, kept: KeptTarget, now: float, wait_s: float, last_abs
     for one in kept.subscribers:
         last_absent -= 1
         _recall_subscriber(target, one, last_absent, now, wait_s, out)
+    _begin_alike_anew(target, now, wait_s, out)
     known: dict[str, Fact] = {"target": target.name, "level": target.level.word, "rung": ledger.rung.word}
     fields = {**known, "outstanding": len(ledger.outstanding), "subscribers": len(kept.subscribers)}
     if target.level > Level.NORMAL or kept.subscribers:
@@ -91,10 +97,43 @@ def come_back(
     ledger.subscribers[subscriber] = was
     for one in commands:
         one.subscriber = subscriber
-        if not one.done:
+        if not one.done and _can(was, one):
             left_s = max(LEAST_LEFT_S, one.due_at - at.now)
-            out.append(Deliver(subscriber, structs.replace(one.command, deadline_s=left_s), again=True))
+            out.append(Deliver(subscriber, structs.replace(one.command, deadline_s=left_s), again=one.told))
+            one.told = True
+    for one in commands:
+        # What ends here may raise the rung, and that may end the others.
+        if not one.done and not _can(was, one) and one.command.seq in ledger.outstanding:
+            answer = AckReceived(subscriber, one.command.seq, AckStatus.UNSUPPORTED, message=UNABLE)
+            ledger.ack(answer, at, out)
     ledger.catch_up(was, at, out)
+
+
+def _begin_alike_anew(target: Target, now: float, wait_s: float, out: list[Effect]) -> None:
+    """Of two of one name and process nobody knows which is which: none gets the other's commands.
+
+    Their commands are lost, what any of them may have in force all may, and a restore that one is owed all are.
+    """
+    ledger, at, back_by = target.ledger, target.situation(now), now + wait_s + LEAST_LEFT_S
+    alike: dict[tuple[str, int], list[Subscriber]] = {}
+    for one in ledger.subscribers.values():
+        alike.setdefault((one.name, one.pid), []).append(one)
+    for group in (group for group in alike.values() if len(group) > 1):
+        commands = [command for one in group for command in ledger.commands.of(one.id)]
+        told = {action: parameters for one in group for action, parameters in one.told.items()}
+        owed = any(one.restore_at is not None for one in group)
+        owed |= any(command.command.action is Action.RESTORE for command in commands)
+        for command in commands:
+            ledger.commands.end(command, Outcome.LOST, at, out)
+        for one in group:
+            one.applied, one.told = {}, dict(told)
+            one.restore_at = back_by if owed else None
+        if owed:
+            out.append(SetTimer(f"owed:{target.name}", back_by))
+
+
+def _can(subscriber: Subscriber, one: Outstanding) -> bool:
+    return one.command.action is Action.RESTORE or one.command.action in subscriber.supports
 
 
 def give_up(target: Target, at: Situation, out: list[Effect]) -> None:
@@ -118,6 +157,7 @@ def kept_command(one: Outstanding) -> KeptCommand:
         one.done,
         one.claimed_bytes,
         one.message,
+        one.told,
     )
 
 
@@ -137,7 +177,8 @@ def _kept(subscriber: Subscriber, target: Target) -> KeptSubscriber:
 
 def _recall_figures(target: Target, kept: KeptTarget) -> None:
     gauge, ledger = target.gauge, target.ledger
-    gauge.level, gauge.flaps, gauge.fell_at = kept.level, kept.flaps, kept.fell_at
+    gauge.level, gauge.fell_at = kept.level, kept.fell_at
+    gauge.flaps = max(0, min(MAX_FLAPS, kept.flaps))
     gauge.learned_static_bytes = kept.learned_static_bytes
     gauge.lead.learned_s = kept.lead_s
     target.admissions.typical_bytes = kept.typical_bytes
@@ -181,6 +222,7 @@ def _recall_subscriber(
                 one.done,
                 one.claimed_bytes,
                 one.message,
+                one.told,
             ),
             now + VERIFY_S,
             out,

@@ -14,9 +14,9 @@ from edgeguardd import journal as journals
 from edgeguardd.core.config import Policy
 from edgeguardd.core.effects import Deliver
 from edgeguardd.core.engine import Engine
-from edgeguardd.core.events import AckReceived, Event, StateRecalled, SubscriberJoined
+from edgeguardd.core.events import AckReceived, Event, StateRecalled, SubscriberJoined, TargetDropped
 from edgeguardd.core.model import AckStatus, Action, Level, Role
-from edgeguardd.journal import Journal, JournalError
+from edgeguardd.journal import Found, Journal, JournalError
 from edgeguardd.keeper import RUNTIME_VARIABLE, Keeper
 from edgeguardd.kernel.cgroupfs import find_root
 from edgeguardd.kernel.targets import Targets
@@ -30,7 +30,8 @@ from tests.support.wait import soon
 def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
     """In order, over two turns, and not the settled ones."""
     first = Journal(str(tmp_path), pytest.fail)
-    first.read()
+    first.read("e")
+    first.own("e")
     first.write([b"gone"], 1.0)
     first.turn(2.0)
     first.write([b"a", b"b"], 3.0)
@@ -40,7 +41,7 @@ def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
     first.alive(6.0)
     first.close()
     second = Journal(str(tmp_path), pytest.fail)
-    found = second.read()
+    found = second.read("e")
     second.close()
     assert (found.lines, found.alive_at, found.overflowed) == ((b"a", b"b", b"c"), 6.0, False)
 
@@ -49,11 +50,12 @@ def test_the_next_run_goes_on_behind_what_it_found(tmp_path: Path) -> None:
     """A run that dies before its first record leaves the lines of both."""
     for line in (b"one", b"two", b"three"):
         journal = Journal(str(tmp_path), pytest.fail)
-        journal.read()
+        journal.read("e")
+        journal.own("e")
         journal.write([line], 1.0)
         journal.close()
     journal = Journal(str(tmp_path), pytest.fail)
-    assert journal.read().lines == (b"one", b"two", b"three")
+    assert journal.read("e").lines == (b"one", b"two", b"three")
     journal.close()
 
 
@@ -61,7 +63,8 @@ def test_the_next_run_goes_on_behind_what_it_found(tmp_path: Path) -> None:
 def test_a_journal_cut_or_spoilt_anywhere_gives_what_is_before(tmp_path: Path, name: str) -> None:
     """No byte of it is fatal; what is read is a beginning of what was written."""
     journal = Journal(str(tmp_path), pytest.fail)
-    journal.read()
+    journal.read("e")
+    journal.own("e")
     journal.turn(1.0)
     lines = [b'{"n":%d}' % n for n in range(5)]
     journal.write(lines[:3], 1.0)
@@ -74,7 +77,7 @@ def test_a_journal_cut_or_spoilt_anywhere_gives_what_is_before(tmp_path: Path, n
         for data in (whole[:at], whole[:at] + b"\xff" + whole[at + 1 :]):
             (tmp_path / name).write_bytes(data)
             again = Journal(str(tmp_path), pytest.fail)
-            assert set(again.read().lines) <= set(lines)
+            assert set(again.read("e").lines) <= set(lines)
             again.close()
     (tmp_path / name).write_bytes(whole)
 
@@ -83,13 +86,14 @@ def test_a_journal_that_is_full_says_so_and_the_next_run_knows(tmp_path: Path) -
     """Nothing was settled for a megabyte of lines."""
     said: list[str] = []
     journal = Journal(str(tmp_path), said.append)
-    journal.read()
+    journal.read("e")
+    journal.own("e")
     for _ in range(70):
         journal.write([b"x" * 16384], 1.0)
     journal.close()
     assert len(said) == 1
     again = Journal(str(tmp_path), pytest.fail)
-    found = again.read()
+    found = again.read("e")
     again.close()
     assert found.overflowed
     assert 0 < len(found.lines) < 70
@@ -107,6 +111,24 @@ def test_a_place_that_will_not_do_is_an_error(tmp_path: Path, place: str) -> Non
         (directory / journals.NAMES[0]).mkdir()
     with pytest.raises(JournalError, match=r"^cannot (use|write) "):
         Journal(str(directory), pytest.fail)
+
+
+def test_lines_of_another_epoch_are_not_read_and_that_is_said(tmp_path: Path) -> None:
+    """Nor is when it was alive, or that it overflowed; and they do not come back when the turns are the same."""
+    first = Journal(str(tmp_path), pytest.fail)
+    first.read("one")
+    first.own("one")
+    first.write([b"a", b"b"], 1.0)
+    first.alive(6.0)
+    first.close()
+    second = Journal(str(tmp_path), pytest.fail)
+    assert second.read("two") == Found(strange=True)
+    second.own("two")
+    second.write([b"c"], 7.0)
+    second.close()
+    third = Journal(str(tmp_path), pytest.fail)
+    assert third.read("two").lines == (b"c",)
+    third.close()
 
 
 class Run:
@@ -354,3 +376,78 @@ def test_a_place_in_memory_is_preferred_for_the_journal(
     monkeypatch.setenv(RUNTIME_VARIABLE, f"{place}/missing")
     played(scene)
     assert set(journals.NAMES) <= set(os.listdir(place / "state"))
+
+
+def test_the_number_of_a_dropped_targets_restore_is_not_given_again(place: Path, llm: FakeCgroup) -> None:
+    """It was told, and the daemon was killed before any record: the next run's new commands come after it."""
+
+    async def scene() -> None:
+        first = Run(place)
+        first.join()
+        first.emit(TargetDropped("llm"))
+        told = first.told()
+        assert told[-1][1] is Action.RESTORE
+        first.die()
+        second = Run(place)
+        assert second.keeper.epoch == first.keeper.epoch
+        assert second.engine.numbers.last >= told[-1][0]
+        second.emit(SubscriberJoined(2, "another", Role.INFERENCE, "llm", EVERYTHING, 8))
+        new = [seq for seq, _, again in second.told() if not again]
+        assert new
+        assert not {seq for seq, _, _ in told} & set(new)
+        second.end()
+
+    played(scene)
+
+
+def test_a_journal_of_another_state_directory_is_said_and_left(
+    place: Path, llm: FakeCgroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One place in memory, two directories of state in turn: each run believes its own journal alone."""
+
+    async def scene() -> None:
+        first = Run(place)
+        first.end()
+        os.rename(place / "state", place / "kept")
+        (place / "state").mkdir(mode=0o700)
+        other = Run(place)
+        other.join()
+        assert other.told()
+        other.die()
+        shutil.rmtree(place / "state")
+        os.rename(place / "kept", place / "state")
+        third = Run(place)
+        assert third.keeper.epoch == first.keeper.epoch
+        assert [sentence for sentence in third.said if "another epoch" in sentence] == third.said
+        assert len(third.said) == 1
+        assert third.engine.targets["llm"].ledger.outstanding == {}
+        third.end()
+
+    (place / "run").mkdir(mode=0o755)
+    monkeypatch.setenv(RUNTIME_VARIABLE, f"{place}/run")
+    played(scene)
+
+
+def test_what_was_given_while_its_server_was_away_is_told_for_the_first_time(place: Path, llm: FakeCgroup) -> None:
+    """It is journalled then like any other, and a third run tells it again."""
+
+    async def scene() -> None:
+        llm.usage(100 * MIB)
+        first = Run(place)
+        first.join()
+        assert first.told() == []
+        first.end()
+        llm.usage(950 * MIB)
+        second = Run(place)
+        second.join(2)
+        given = second.told()
+        assert given
+        assert [again for _, _, again in given] == [False] * len(given)
+        assert second.keeper.stats.told_again == 0
+        second.die()
+        third = Run(place)
+        third.join(3)
+        assert third.told() == [(seq, action, True) for seq, action, _ in given]
+        third.end()
+
+    played(scene)

@@ -1,6 +1,7 @@
 """A target goes on where it was: what is recalled, who is expected back, what is told again, and when that is over."""
 
 import msgspec
+import pytest
 
 from edgeguardd.core import resume
 from edgeguardd.core.config import Policy
@@ -16,6 +17,7 @@ from edgeguardd.core.events import (
 )
 from edgeguardd.core.kept import KeptMachine, KeptTarget
 from edgeguardd.core.model import AckStatus, Action, Level, Outcome, Role
+from edgeguardd.core.policy import MAX_FLAPS, dwell
 from tests.support.script import EVERYTHING, Script, commands, of
 
 WAIT_S = 5.0
@@ -181,3 +183,69 @@ def test_kills_while_nobody_looked_are_said_and_raise_nothing() -> None:
     effects = script.do(KillsWhileAway("llm", 3))
     assert [(note.event, note.fields["kills"]) for note in of(effects, Note)] == [("kills_while_away", 3)]
     assert script.level() is Level.NORMAL
+
+
+def test_what_its_server_cannot_do_any_more_ends_and_is_not_told_again() -> None:
+    """It came back with another hello: those commands end as unsupported, the others are told as they were."""
+    before = at_critical()
+    sent = commands(before.effects)
+    after = Restarted(before)
+    fewer = frozenset({Action.REJECT_REQUESTS})
+    effects = after.do(SubscriberJoined(7, "server1", Role.INFERENCE, "llm", fewer, 0))
+    kept = [command.seq for command in sent if command.action in fewer]
+    assert kept
+    assert [order.command.seq for order in of(effects, Deliver)] == kept
+    ended = {effect.seq: effect.outcome for effect in of(effects, CommandEnded)}
+    assert ended == {command.seq: Outcome.UNSUPPORTED for command in sent if command.action not in fewer}
+    assert {one.command.action for one in after.target.ledger.outstanding.values()} <= fewer
+
+
+@pytest.mark.parametrize("flaps", [-1, 10**6, 2**63 - 1, 10**40])
+def test_no_count_of_flaps_in_a_record_makes_a_level_stay_for_ever(flaps: int) -> None:
+    """It is as long as the most that a target can flap, and computed at once."""
+    before = at_critical()
+    before.target.gauge.flaps = flaps
+    before.needed_mib = 100
+    after = Restarted(before)
+    assert 0 <= after.target.gauge.flaps <= MAX_FLAPS
+    after.target.gauge.flaps = max(0, flaps)
+    assert dwell(after.target.gauge, after.policy) <= after.policy.dwell_s * 2**MAX_FLAPS
+    after.pass_time(after.policy.dwell_s * 2**MAX_FLAPS + 1)
+    assert after.level() < Level.CRITICAL
+
+
+def test_two_of_one_name_and_process_do_not_get_each_others_commands() -> None:
+    """Their commands are lost, once each, and both are asked anew under numbers of their own."""
+    before = Script()
+    for subscriber in (1, 2):
+        before.do(SubscriberJoined(subscriber, "twin", Role.INFERENCE, "llm", EVERYTHING, 9))
+    before.need(950)
+    sent = {command.seq for command in commands(before.effects)}
+    assert sent
+    after = Restarted(before)
+    lost = [(effect.seq, effect.outcome) for effect in of(after.effects, CommandEnded)]
+    assert sorted(lost) == [(seq, Outcome.LOST) for seq in sorted(sent)]
+    for subscriber in (7, 8):
+        orders = of(after.back(subscriber, "twin", 9), Deliver)
+        assert {order.command.action for order in orders} >= {Action.REDUCE_BATCH, Action.REJECT_REQUESTS}
+        assert {(order.subscriber, order.again) for order in orders} == {(subscriber, False)}
+        assert not {order.command.seq for order in orders} & sent
+    assert all(one.id > 0 for one in after.target.ledger.subscribers.values())
+
+
+def test_a_restore_that_one_of_two_alike_is_owed_both_get() -> None:
+    """Nobody knows whose restriction it lifts."""
+    before = Script()
+    for subscriber in (1, 2):
+        before.do(SubscriberJoined(subscriber, "twin", Role.INFERENCE, "llm", EVERYTHING, 9))
+    before.need(950)
+    before.needed_mib = 100
+    before.pass_time(120)
+    assert before.target.ledger.rung is Level.NORMAL
+    after = Restarted(before)
+    after.back(7, "twin", 9)
+    after.back(8, "twin", 9)
+    after.effects.clear()
+    after.pass_time(WAIT_S + 2)
+    restored = {o.subscriber for o in of(after.effects, Deliver) if o.command.action is Action.RESTORE}
+    assert restored == {7, 8}
