@@ -10,7 +10,9 @@ import http.client
 import os
 import select
 import socket
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -20,11 +22,13 @@ from edgeguardd.cli.statusdoc import Status
 from edgeguardd.core import wire
 from edgeguardd.core.config import Config
 from edgeguardd.core.lines import LineBuffer
+from edgeguardd.core.text import printable
 from edgeguardd.errors import ConfigError, EdgeguardError, ProtocolError
 
 ANSWER_S = 5.0
 # 256 targets and 1,024 subscribers make about half a megabyte.
 MAX_STATUS_BYTES = 16 * 1024 * 1024
+MAX_WHY_CHARS = 200
 
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to ask a daemon that listens everywhere
 
@@ -87,17 +91,42 @@ def fetch(address: str, port: int) -> bytes:
     return body
 
 
-def get(address: str, port: int, path: str) -> tuple[int, bytes]:
-    """Status code and body of one page, whatever the code. Raises EdgeguardError."""
-    connection = http.client.HTTPConnection(address, port, timeout=ANSWER_S)
+def get(address: str, port: int, path: str, limit_s: float = ANSWER_S) -> tuple[int, bytes]:
+    """Status code and body of one page, whatever the code, within limit_s in all. Raises EdgeguardError."""
+    where = f"http://{host(address)}:{port}{path}"
+    until = time.monotonic() + limit_s
+    connection = http.client.HTTPConnection(address, port, timeout=limit_s)
     try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.status, response.read(MAX_STATUS_BYTES)
+        connection.connect()
+        with _ended_at(connection.sock, until):
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read(MAX_STATUS_BYTES)
     except (OSError, http.client.HTTPException) as error:
-        raise _unreachable(f"http://{host(address)}:{port}{path}", error, "--http ADDRESS:PORT") from None
+        why = TimeoutError("timed out") if time.monotonic() >= until else error
+        raise _unreachable(where, why, "--http ADDRESS:PORT") from None
     finally:
         connection.close()
+
+
+@contextlib.contextmanager
+def _ended_at(sock: socket.socket, until: float) -> Iterator[None]:
+    """Shut the socket at a time: its own limit is for each read, and a peer that drips meets it for ever."""
+
+    def shut() -> None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(max(0.0, until - time.monotonic()), shut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+    if time.monotonic() >= until:  # then the body may be cut short
+        raise TimeoutError("timed out")
 
 
 def decoded(body: bytes) -> Status:
@@ -194,6 +223,7 @@ def _unreachable(where: str, error: Exception, option: str) -> EdgeguardError:
     if isinstance(error, PermissionError):
         return EdgeguardError(f"cannot reach edgeguardd at {where}: permission denied; run as root or join its group")
     why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error) or "no answer"
+    why = printable(why, MAX_WHY_CHARS)  # http.client repeats what the peer said
     return EdgeguardError(
         f"cannot reach edgeguardd at {where}: {why.lower()}; "
         f"start it (`edgeguardd run`, or its service) or give {option}"

@@ -4,6 +4,7 @@ Must not: judge anything: the daemon's /readyz and /healthz do. Upstream: daemon
 """
 
 import argparse
+import re
 import time
 
 from edgeguardd.cli import common, daemonlink
@@ -13,6 +14,9 @@ from edgeguardd.errors import EdgeguardError
 AGAIN_S = 0.25
 MAX_WAIT_S = 3600.0
 MAX_ANSWER_CHARS = 200
+GRACE_S = 1.0  # for the answer, when the time to wait is over
+# Where to ask, and how the body begins if that is edgeguardd and all is well: pages.py.
+PAGES = (("/readyz", b"ready"), ("/healthz", b"ok"))
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -36,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     until = time.monotonic() + args.wait
     while True:
         try:
-            _ask(address, port)
+            _ask(address, port, until + GRACE_S)
         except EdgeguardError:
             if time.monotonic() >= until:
                 raise
@@ -46,15 +50,22 @@ def run(args: argparse.Namespace) -> int:
             return common.OK
 
 
-def _ask(address: str, port: int) -> None:
-    for path in ("/readyz", "/healthz"):
-        status, body = daemonlink.get(address, port, path)
-        if status != 200:
-            said = printable(body.decode("utf-8", "replace").strip(), MAX_ANSWER_CHARS)
+def _ask(address: str, port: int, until: float) -> None:
+    for path, word in PAGES:
+        left_s = max(0.1, until - time.monotonic())
+        status, body = daemonlink.get(address, port, path, min(daemonlink.ANSWER_S, left_s))
+        if status == 200 and re.fullmatch(word + rb"(;[^\n]*)?\n", body):
+            continue
+        where = f"{daemonlink.host(address)}:{port}"
+        said = printable(body.decode("utf-8", "replace").strip(), MAX_ANSWER_CHARS) or "nothing more"
+        if status == 200:
             raise EdgeguardError(
-                f"cannot rely on the daemon at {daemonlink.host(address)}:{port}: {path} says {status}, {said}; "
-                "see its log, and edgeguardctl status"
+                f"cannot tell whether the daemon is ready: {path} of {where} says 200, {said}, which is not "
+                "edgeguardd's answer; is that its port?"
             )
+        raise EdgeguardError(
+            f"cannot rely on the daemon at {where}: {path} says {status}, {said}; see its log, and edgeguardctl status"
+        )
 
 
 def _seconds(word: str) -> float:

@@ -12,6 +12,7 @@ from msgspec import Struct
 from edgeguardd.core.config import (
     Config,
     DeviceSpec,
+    HttpConfig,
     Ladder,
     LastResorts,
     LastResortStep,
@@ -169,7 +170,7 @@ def warnings(config: Config) -> list[str]:
     if config.socket.mode & 0o002:
         found.append("socket.mode lets every user of the machine connect; take the last digit down to 0")
     if config.http.enabled and config.http.address not in LOOPBACK:
-        found.append(f"http.address {config.http.address} is not loopback: the network can read /status and /metrics")
+        found.append(_reachable(config.http))
     if config.gate.agent_port is not None and config.gate.agent_address not in LOOPBACK:
         found.append(f"gate.agent_address {config.gate.agent_address} is not loopback: the network can read levels")
     found += [
@@ -201,6 +202,13 @@ def warnings(config: Config) -> list[str]:
     ]
     found += _hidden_rules(config.oom_scores)
     return found + shared_places(config.targets)
+
+
+def _reachable(http: HttpConfig) -> str:
+    said = f"http.address {http.address} is not loopback: the network can read /status and /metrics"
+    if http.hosts:
+        return said
+    return f"{said}, by address alone, as hosts is empty; whoever asks by a name gets 421 until hosts has that name"
 
 
 def _hidden_rules(rules: tuple[OomScoreRule, ...]) -> list[str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from edgeguardd.core.configparse import read
+from edgeguardd.serve.httphosts import is_meant
 from tests.support.documents.pages import blocks, commands
 from tests.support.documents.place import has_the_shape
 from tests.support.faketree import FakeCgroup
@@ -24,6 +26,7 @@ echo "ssh $*" >> "$BOXES/calls"
 while :; do case $1 in -n) exec </dev/null; shift ;; -o) shift 2 ;; *) break ;; esac; done
 root=$BOXES/${1#*@}
 [ -d "$root" ] || { echo "ssh: Could not resolve hostname ${1#*@}: Name or service not known" >&2; exit 255; }
+root=$(readlink -f "$root")
 [ ! -e "$root/off" ] || { echo "ssh: connect to host ${1#*@} port 22: No route to host" >&2; exit 255; }
 shift
 export HOME="$root/home" ROOT="$root" PATH="$root/bin:/usr/bin:/bin"
@@ -36,7 +39,8 @@ esac
 SCP = """#!/bin/sh
 echo "scp $*" >> "$BOXES/calls"
 while :; do case $1 in -q) shift ;; -o) shift 2 ;; *) break ;; esac; done
-place=${2#*:} box=${2%%:*}
+place=${2##*:} box=${2%:*}
+case $box in *]) box=${box#*[} box=${box%]} ;; esac
 [ ! -e "$BOXES/${box#*@}/off" ] || { echo "lost connection" >&2; exit 255; }
 cp "$1" "$BOXES/${box#*@}/home/$place"
 """
@@ -219,22 +223,89 @@ def test_an_update_and_a_user_who_is_not_root(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("boxes", "options", "says"),
     [
-        ("-oProxyCommand=id\n", (), "cannot use the line"),
-        ("box1; reboot\n", (), "cannot use the line"),
+        ("-oProxyCommand=id\n", (), "cannot use the line 2 of boxes"),
+        ("box2; reboot\n", (), "cannot use the line"),
         ("$(reboot)\n", (), "cannot use the line"),
-        ("box1 two three\n", (), "a box and a name, no more"),
-        ("# nobody\n", (), "cannot find a box"),
-        ("box1\n", ("-c", "missing.toml"), "cannot read missing.toml"),
-        ("box1\n", ("-p", "http"), "cannot use port http"),
+        ("box2\x1b[2J\n", (), "a character in it is in no host name"),
+        ("box2\r\n", (), "plain line ends"),
+        ("box2 two three\n", (), "a box and a name, no more"),
+        ("root@\n", (), "it names no host; write root@box1"),
+        ("root@", (), "it names no host"),
+        ("@box2\n", (), "there is no user before the @"),
+        ("root@admin@box2\n", (), "more than one @"),
+        ("root@-x\n", (), "-x begins with a dash"),
+        ("box2 -x\n", (), "-x begins with a dash"),
+        ("fe80::1\n", (), "write it in brackets, [fe80::1]"),
+        ("box2 fe80::1\n", (), "write it in brackets, [fe80::1]"),
+        ("root@box2:22\n", (), "leave it out, and give ssh's port in ssh_config"),
+        ("box2 box2.example:9464\n", (), "Prometheus' with -p"),
+        ("[box2]\n", (), "brackets are for an IPv6 address"),
+        ("[::1]:22\n", (), "brackets are for an IPv6 address"),
+        ("[::1@x]\n", (), "brackets are for an IPv6 address"),
+        ("admin@BOX1\n", (), "BOX1 is there twice"),
+        ("box2 box1\n", (), "box1 is there twice"),
+        ("box2\n", ("-c", "missing.toml"), "cannot read missing.toml"),
+        ("box2\n", ("-c", ""), "cannot use -c"),
+        ("box2\n", ("-d", "bin"), "cannot read bin"),
+        ("box2\n", ("-x",), "rollout.sh [-c CONFIGURATION]"),
+        *(("box2\n", ("-p", port), f"cannot use port {port}:") for port in ("http", "0", "65536", "-1", "99999999999")),
+        ("box2\n", ("-o", "missing/targets.json"), "cannot write missing/targets.json"),
+        ("box2\n", ("-o", "bin"), "cannot write bin: it is a directory"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(fleet: Fleet, boxes: str, options: tuple[str, ...], says: str) -> None:
-    """Before a box is touched."""
-    fleet.write("boxes", boxes)
+    """Before a box is touched, the first of the file neither; nothing is left behind."""
+    fleet.write("boxes", f"root@box1\n{boxes}")
+    before = sorted(os.listdir(fleet.home))
     done = fleet.roll_out(*options, "edgeguardd.deb", "boxes")
     assert done.returncode == 2
     assert says in done.stderr
-    assert fleet.calls() == []
+    assert done.stderr.replace("\n", "").isprintable()
+    assert (fleet.calls(), done.stdout) == ([], "")
+    assert sorted(os.listdir(fleet.home)) == before
+
+
+def test_no_box_at_all(fleet: Fleet) -> None:
+    """Nothing to do is a mistake."""
+    fleet.write("boxes", "# nobody\n\n")
+    done = fleet.roll_out()
+    assert (done.returncode, fleet.calls()) == (2, [])
+    assert "cannot find a box in boxes" in done.stderr
+
+
+def test_another_package(fleet: Fleet) -> None:
+    """A Debian package of something else goes to no box."""
+    control = fleet.home / "package" / "DEBIAN" / "control"
+    control.write_text(control.read_text().replace("edgeguardd", "other"))
+    argv = ["dpkg-deb", "--build", "--root-owner-group", "package", "edgeguardd.deb"]
+    subprocess.run(argv, cwd=fleet.home, check=True, capture_output=True, timeout=60)
+    done = fleet.roll_out()
+    assert (done.returncode, fleet.calls()) == (2, [])
+    assert "it is not edgeguardd's package" in done.stderr
+
+
+def test_whatever_its_name_a_box_that_fails_is_counted(fleet: Fleet) -> None:
+    """Names that a shell or a test could take for something else; summary and list are complete."""
+    names = [".", "..", "0", "false", "n", "_"]
+    fleet.write("boxes", "box1\n" + "".join(f"root@{name}.x\n" for name in names))
+    done = fleet.roll_out()
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "1 of 7 ready; failed: " + " ".join(f"{name}.x" for name in names)
+    assert len(json.loads((fleet.home / "targets.json").read_text())) == 7
+
+
+def test_an_ipv6_address(fleet: Fleet) -> None:
+    """ssh gets it bare, scp and Prometheus in brackets."""
+    fleet.write("boxes", "root@[2001:db8::1]\n")
+    (fleet.boxes / "2001:db8::1").symlink_to("box1")
+    done = fleet.roll_out()
+    assert done.stdout.splitlines()[-1] == "1 of 1 ready", done.stdout
+    calls = fleet.calls()
+    assert all(" root@2001:db8::1 " in call for call in calls if call.startswith("ssh "))
+    assert all(" root@[2001:db8::1]:" in call for call in calls if call.startswith("scp "))
+    assert json.loads((fleet.home / "targets.json").read_text()) == [
+        {"targets": ["[2001:db8::1]:9464"], "labels": {"box": "2001:db8::1"}}
+    ]
 
 
 def test_with_the_real_commands_on_a_box(fleet: Fleet, place: str, llm: FakeCgroup) -> None:
@@ -270,7 +341,10 @@ def test_the_commands_of_the_page(fleet: Fleet) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         assert has_the_shape(done.stdout, one.shown) is None, done.stdout
     listed = json.loads((fleet.home / "prometheus" / "edgeguardd.json").read_text())
-    assert [group["targets"][0] for group in listed] == ["box1:9464", "box2:9464", "box3.example:9464"]
+    asked = [group["targets"][0] for group in listed]
+    assert asked == ["box1:9464", "box2:9464", "box3.example:9464"]
+    hosts = read((fleet.home / "fleet.toml").read_text(), "fleet.toml").http.hosts
+    assert [name for name in asked if not is_meant(name.encode(), "192.0.2.1", hosts)] == []
 
 
 def test_the_scripts_are_plain_shell() -> None:

@@ -39,7 +39,8 @@ def test_the_defaults_give_no_warning() -> None:
     ("config", "word"),
     [
         (Config(socket=SocketConfig(mode=0o666)), "every user"),
-        (Config(http=HttpConfig(address="0.0.0.0")), "not loopback"),  # noqa: S104
+        (Config(http=HttpConfig(address="0.0.0.0")), "gets 421 until hosts has that name"),  # noqa: S104
+        (Config(http=HttpConfig(address="0.0.0.0", hosts=frozenset({"a"}))), "read /status and /metrics"),  # noqa: S104
         (Config(self_targets=False), "nothing is guarded"),
         (Config(socket=SocketConfig(stall_s=60.0)), "three heartbeats"),
         (Config(targets=(TARGET, TargetSpec("b", path="/a"))), "the same cgroup"),
