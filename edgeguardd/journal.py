@@ -39,7 +39,8 @@ class JournalError(EdgeguardError):
 class Found(Struct, frozen=True):
     """What a run before this one has left: lines in order, when it was last alive (0.0: not known).
 
-    overflowed: there were more, for which there was no room. strange: there were lines of another epoch.
+    overflowed: there were more, or may have been: no room, or another epoch took it.
+    strange: there were lines of another epoch.
     """
 
     lines: tuple[bytes, ...] = ()
@@ -138,7 +139,7 @@ class Journal:
 
     def read(self, epoch: str) -> Found:
         """What was told in this epoch and not settled, in order. Call it first, then own."""
-        found, strange = [], False
+        found, strange, taken = [], False, False
         for file in self._files:
             try:
                 part = file.read()
@@ -149,10 +150,11 @@ class Journal:
                 found.append(part)
             else:
                 strange |= bool(part[3])
+                taken |= file.epoch != ""
         found.sort(key=lambda part: part[0])
         lines = tuple(line for part in found for line in part[3])
         alive_at = max((part[1] for part in found), default=0.0)
-        return Found(lines, alive_at, any(part[2] for part in found), strange)
+        return Found(lines, alive_at, taken or any(part[2] for part in found), strange)
 
     def own(self, epoch: str) -> None:
         """What is written from here on is of this epoch; what is there of another is given up."""
