@@ -76,7 +76,8 @@ class Tree:
         try:
             self._top.dir_fd = os.open(root.path, _OPEN & ~os.O_NOFOLLOW)
         except OSError as error:
-            raise KernelError(f"cannot open {root.path}: {error.strerror}; check cgroup_root") from None
+            remedy = "raise LimitNOFILE= of the daemon" if error.errno == errno.EMFILE else "check cgroup_root"
+            raise KernelError(f"cannot open {root.path}: {error.strerror}; {remedy}") from None
         self.polling = False
 
     def follow(self, path: str, follower: Follower) -> Place:
