@@ -38,9 +38,10 @@ zpty -w shell "autoload -U compinit; compinit -u -D; compdef ${1:t} ${2%% *}"
 zpty -w shell "bindkey '^I' list-choices; unsetopt beep; echo RE''ADY"
 zpty -r shell answer '*READY*'
 zpty -w -n shell "$2"$'\\t'
+zpty -r shell listed "*$3*"
 zpty -w -n shell $'\\C-u'"echo DO''NE"$'\\n'
 zpty -r shell answer '*DONE*'
-print -r -- $answer
+print -r -- $listed $answer
 """
 FISH = 'source $argv[1]; complete -C "$argv[2]"'
 
@@ -69,7 +70,7 @@ def test_the_shell_completes(shell: str, typed: str, wanted: set[str], tmp_path:
     path = str(SHIPPED / completion.FILES[shell].format(typed.split(maxsplit=1)[0]))
     argv = {
         "bash": [program, "--norc", "-c", BASH, "bash", path, typed],
-        "zsh": [program, "-f", "-c", ZSH, "zsh", path, typed],
+        "zsh": [program, "-f", "-c", ZSH, "zsh", path, typed, min(wanted)],  # keys that come early stop the listing
         "fish": [program, "--no-config", "-c", FISH, "--", path, typed],
     }[shell]
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "TERM": "dumb", "LANG": "C.UTF-8"}
