@@ -70,6 +70,15 @@ def status() -> dict[str, Any]:
     return dict(json.loads(page("/status")))
 
 
+def answers() -> bool:
+    """Whether the daemon is there to be asked: it may just be starting again."""
+    try:
+        page("/healthz")
+    except OSError:
+        return False
+    return True
+
+
 def target(name: str) -> dict[str, Any]:
     """What /status says of a target; {}: it is not there."""
     return next((dict(row) for row in status()["targets"] if row["name"] == name), {})

@@ -70,7 +70,8 @@ def llm() -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def at_rest(llm: Server) -> None:
-    """Each test begins with a server that holds little, and at level normal."""
+    """Each test begins with a daemon that answers, a server that holds little, and at level normal."""
+    eventually(box.answers, PATIENCE_S, what="the daemon answers")
     llm.ask("answer", how="obey")
     llm.ask("drop")
     eventually(lambda: box.target("llm").get("level") == "normal", PATIENCE_S, what="level normal")

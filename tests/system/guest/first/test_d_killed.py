@@ -55,6 +55,8 @@ def bystander() -> Iterator[None]:
 
 def test_a_server_killed_at_memory_max_comes_back_and_its_neighbours_never_noticed(bystander: None) -> None:
     """Whole, then RestartSec=, then subscribed again; no link event, no ping lost, nobody else restarted."""
+    # With the configuration that stands there, and not that of the tests before.
+    run("systemctl", "restart", box.SERVICE)
     with serving("eg-llm", target="self", high="5G", most="64M", subscribers=2) as server:
         assert show("ControlGroup", CONTROL).startswith("/protected.slice/")
         before, daemon, control = report(), main_pid(), main_pid(CONTROL)
