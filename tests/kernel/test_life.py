@@ -49,13 +49,14 @@ def test_a_target_restarted_fifty_times_under_load(cgroup: Cgroup, run_dir: str)
                     subscriber.wait_for_timed("command", since=start, level="emergency")
                     assert victim.wait() == -9
                     descriptors.append(daemon.descriptors())
+                    # A record that is being written has one for a moment; what is left open has one more each round.
+                    eventually(lambda: daemon.descriptors() <= min(descriptors), what="no descriptor stays")
                 assert eventually(lambda: not daemon.status()["targets"][0]["present"])
                 # A count that went with its cgroup is still in the parent's, where the daemon finds it.
                 counted = daemon.metric("edgeguardd_memory_events_total", target="llm", event="oom_kill") or 0
                 near = daemon.metric("edgeguardd_kills_near_removal_total", target="llm") or 0
                 assert counted + near == number
                 lost_with_the_cgroup = near
-            assert max(descriptors) == min(descriptors)
             share = rest_share(daemon)
     print(
         f"{rounds} restarts; {lost_with_the_cgroup:.0f} kills read from the parent; "
