@@ -7,9 +7,8 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -32,14 +31,6 @@ restore_dwell = "100ms"
 name = "llm"
 path = "/llm"
 """
-
-
-@pytest.fixture
-def place() -> Iterator[str]:
-    """A directory with a short path."""
-    path = tempfile.mkdtemp(prefix="eg-", dir="/tmp")
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -4,17 +4,14 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.documents.pages import Command, blocks, commands, text_of
-from tests.support.faketree import MIB, FakeCgroup, FakeTree
+from tests.support.faketree import MIB, FakeCgroup
 from tests.support.recordings import Taped, incident
 from tests.support.running import REPOSITORY, Daemon, Subscriber
 from tests.support.wait import eventually
@@ -24,23 +21,6 @@ HELLO = {"name": "test", "target": "llm"}
 PAGE = "docs/how-to/tune.md"
 # Commands for machines that a test does not have.
 ELSEWHERE = ("scp ", "ssh ")
-
-
-@pytest.fixture
-def place() -> Iterator[str]:
-    """A directory with a short path."""
-    path = tempfile.mkdtemp(prefix="eg-", dir="/tmp")
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-def llm(place: str) -> FakeCgroup:
-    """A cgroup of 100 of 1000 MiB."""
-    os.mkdir(f"{place}/tree")
-    cgroup = FakeTree(f"{place}/tree").cgroup("/llm", max_bytes=1000 * MIB)
-    cgroup.usage(100 * MIB)
-    return cgroup
 
 
 def ctl(*argv: str, cwd: str = REPOSITORY) -> subprocess.CompletedProcess[str]:
