@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from edgeguardd.core import procfmt
+from edgeguardd.core import looks, procfmt
 from edgeguardd.core.config import MachineConfig
 from edgeguardd.core.events import Event, MachineSampled
 from edgeguardd.core.model import DeviceUsage, MachineSample
@@ -21,10 +21,6 @@ from edgeguardd.kernel.pressure import PressureFile, StallAlarm
 
 # /proc/meminfo has 1.6 KB on 6.18.
 READ_BYTES = 16384
-
-# Below so many times the first mark the machine is read so many times as often.
-NEAR_FACTOR = 2.0
-NEAR_TIMES = 4
 
 # Faults are said once each; what is remembered of them is bounded.
 _MAX_SAID = 64
@@ -170,13 +166,8 @@ class Machine:
 
     @property
     def interval_s(self) -> float:
-        """How often the machine is read now: more often when what is available comes near the first mark."""
-        sample = self._sample
-        if sample is not None:
-            near_bytes = NEAR_FACTOR * self._config.elevated_ratio * sample.total_bytes
-            if sample.available_bytes < near_bytes:
-                return self._config.sample_s / NEAR_TIMES
-        return self._config.sample_s
+        """How often the machine is read now: more often when what is available comes near a mark."""
+        return looks.interval_s(self._config, self._sample)
 
     def close(self) -> None:
         """Stop, tell nothing, leave no descriptor. Twice is fine."""

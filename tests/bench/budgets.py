@@ -28,6 +28,7 @@ BUDGETS = {
     "metrics_page": Budget("/metrics with 100 targets, median", 20.0, "ms"),
     "ready": Budget("start to READY=1, median", 1.0, "s"),
     "survival_kills": Budget("kills under edgeguardd, in a cgroup", 0.0, "kills"),
+    "survival_restarts": Budget("restarts needed under edgeguardd, in a cgroup", 0.0, "restarts"),
     "survival_timeouts": Budget("time-outs under edgeguardd, in a cgroup", 0.0, "requests"),
     "survival_served": Budget("requests that the best of the others served beyond edgeguardd's", -1.0, "requests"),
     "resident": Budget("resident memory after the soak", 32.0, "MiB"),

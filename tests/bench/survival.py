@@ -19,7 +19,7 @@ from tests.demo.run import Result, Run
 from tests.demo.timeline import LIMITS, MIB
 
 HEAD = [
-    *("guard", "requests", "served", "refused in time", "timed out", "lost", "kills", "restarts"),
+    *("guard", "requests", "served", "refused in time", "timed out", "lost", "kills", "hangs", "restarts needed"),
     *("longest stall", "slowest recovery", "median answer", "p99 answer", "given back"),
 ]
 
@@ -27,7 +27,8 @@ HEAD = [
 def columns(result: Result) -> list[str]:
     """One row of the table."""
     tally = result.tally
-    counts = [tally.sent, tally.served, tally.rejected, tally.timed_out, tally.lost, ended(result), result.restarts]
+    counts = [tally.sent, tally.served, tally.rejected, tally.timed_out, tally.lost]
+    counts += [ended(result), tally.hangs, restarts_needed(result)]
     recovery = f"{result.recovery_s:.1f} s" if result.gone_at else "-"
     times = [f"{tally.longest_stall_s:.1f} s", recovery, ms(median(tally.times_s)), ms(percentile(tally.times_s, 0.99))]
     return [result.name, *map(str, counts), *times, f"{result.freed_bytes / MIB:.0f} MiB"]
@@ -38,9 +39,16 @@ def ended(result: Result) -> int:
     return max(result.kills, result.restarts)
 
 
+def restarts_needed(result: Result) -> int:
+    """Kills, after which the server was started again, and hangs, after which somebody would have had to."""
+    return ended(result) + result.tally.hangs
+
+
 def table(title: str, seed: int, results: Sequence[Result], notes: list[str]) -> Table:
-    """All of one seed."""
-    return Table(f"{title}, seed {seed}", HEAD, [columns(result) for result in results], notes)
+    """All of one seed, and who needed no restart."""
+    without = [result.name for result in results if restarts_needed(result) == 0]
+    said = f"Needed no restart: {', '.join(without) or 'none'}."
+    return Table(f"{title}, seed {seed}", HEAD, [columns(result) for result in results], [*notes, said])
 
 
 def measured(results: Sequence[Result]) -> dict[str, float]:
@@ -49,6 +57,7 @@ def measured(results: Sequence[Result]) -> dict[str, float]:
     others = max(each.tally.served for each in results if not each.name.startswith("edgeguardd"))
     return {
         "survival_kills": float(ended(own)),
+        "survival_restarts": float(restarts_needed(own)),
         "survival_timeouts": float(own.tally.timed_out),
         "survival_served": float(others - own.tally.served),
     }
@@ -85,8 +94,9 @@ def run(options: list[str], tell: Tell) -> Found:
     high, most = LIMITS.high_bytes // MIB, LIMITS.max_bytes // MIB
     note = (
         f"{seconds:.0f} s of load on {kernel()}; memory.high {high} MiB, memory.max {most} MiB, no swap; a request not "
-        f"answered within {load.TIMEOUT_S:.0f} s has timed out. Killed servers are started again at once. Answers that "
-        f"differ between runs: {wrong}."
+        f"answered within {load.TIMEOUT_S:.0f} s has timed out. Killed servers are started again at once. A "
+        f"hang: nobody was answered for {load.HANG_S:.0f} s while somebody waited. Answers that differ between runs: "
+        f"{wrong}."
     )
     of_machine = [f"No limits on the server; the machine is filled until {most} MiB are available."]
     if without:

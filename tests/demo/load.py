@@ -13,6 +13,8 @@ from tests.demo.workload import Request
 
 # How long a person waits. Not much less, or a busy machine alone would make requests time out.
 TIMEOUT_S = 3.0
+# No answer for so long while somebody waits: whoever watches the server restarts it.
+HANG_S = 10.0
 
 
 @dataclasses.dataclass
@@ -30,6 +32,8 @@ class Tally:
     times_s: list[float] = dataclasses.field(default_factory=list)
     answered_at: list[float] = dataclasses.field(default_factory=list)
     waiting: int = 0
+    hangs: int = 0
+    _hanging: bool = False
     _waiting_since: float | None = None
 
     def begin(self, now: float) -> None:
@@ -46,11 +50,17 @@ class Tally:
         if answered:
             self.answered_at.append(now)
             self._waiting_since = now if self.waiting else None
+            self._hanging = False
 
     def look(self, now: float) -> None:
-        """Take the present wait into the longest stall."""
-        if self._waiting_since is not None:
-            self.longest_stall_s = max(self.longest_stall_s, now - self._waiting_since)
+        """Take the present wait into the longest stall; from HANG_S on it is a hang, once."""
+        if self._waiting_since is None:
+            return
+        waited_s = now - self._waiting_since
+        self.longest_stall_s = max(self.longest_stall_s, waited_s)
+        if waited_s >= HANG_S and not self._hanging:
+            self._hanging = True
+            self.hangs += 1
 
 
 async def send_all(requests: list[Request], socket_path: str, tally: Tally) -> None:

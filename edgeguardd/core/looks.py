@@ -1,0 +1,29 @@
+"""How often the machine is to be read: the nearer a mark, the sooner it can be crossed unseen.
+
+Must not: judge a sample (machine does), read a clock. Upstream: config, model. Downstream: kernel.machine. Pure.
+"""
+
+from edgeguardd.core.config import MachineConfig
+from edgeguardd.core.model import MachineSample
+
+# Below so many times the first mark the machine is read so many times as often.
+NEAR_FACTOR = 2.0
+NEAR_TIMES = 4
+# As fast as a server that computes what it writes fills memory; a program that only writes is some ten times faster.
+FILL_BYTES_PER_S = 256 << 20
+# No more often than this, however near: every 0.1 s by default, as earlyoom at its fastest.
+MOST_TIMES = 10
+
+
+def interval_s(config: MachineConfig, sample: MachineSample | None) -> float:
+    """Seconds until the next look, by the last one."""
+    if sample is None:
+        return config.sample_s
+    near_bytes = NEAR_FACTOR * config.elevated_ratio * sample.total_bytes
+    usual_s = config.sample_s / NEAR_TIMES if sample.available_bytes < near_bytes else config.sample_s
+    marks = (config.elevated_ratio * sample.total_bytes, config.high_ratio * sample.total_bytes)
+    above = [sample.available_bytes - mark for mark in marks if sample.available_bytes > mark]
+    if not above:
+        # What is left to cross is the last mark, and everybody is being asked already.
+        return usual_s
+    return max(config.sample_s / MOST_TIMES, min(usual_s, min(above) / FILL_BYTES_PER_S))

@@ -1,0 +1,47 @@
+"""How often the machine is read, by what is available of it."""
+
+import pytest
+
+from edgeguardd.core import looks
+from edgeguardd.core.config import MachineConfig
+from edgeguardd.core.model import MachineSample
+
+MIB = 1 << 20
+TOTAL_BYTES = 8192 * MIB
+# Of 8 GiB: the first mark at 1228.8 MiB, the second at 655.36 MiB, and 327.68 MiB.
+CONFIG = MachineConfig()
+
+
+def after(available_mib: float) -> float:
+    """The interval after such a look."""
+    return looks.interval_s(CONFIG, MachineSample(TOTAL_BYTES, int(available_mib * MIB), None, None, None, ()))
+
+
+def test_before_the_first_look_the_interval_is_the_configured_one() -> None:
+    """Nothing is known."""
+    assert looks.interval_s(CONFIG, None) == CONFIG.sample_s == 1.0
+
+
+@pytest.mark.parametrize(("available_mib", "expected_s"), [(8000, 1.0), (2458, 1.0), (2457, 0.25), (1300, 0.25)])
+def test_below_twice_the_first_mark_it_is_read_four_times_as_often(available_mib: float, expected_s: float) -> None:
+    """A machine at rest far from its marks is read once a second."""
+    assert after(available_mib) == expected_s
+
+
+def test_a_mark_that_is_reached_sooner_is_looked_at_sooner() -> None:
+    """In as much time as a server takes for what is left above the mark, but not more than ten times a second."""
+    assert after(1228.8 + 32) == pytest.approx(32 / 256, rel=1e-3)
+    assert after(1228.8 + 1) == 0.1
+
+
+def test_below_a_mark_the_next_one_counts() -> None:
+    """Between the first and the second mark too; below both it stays at four times a second."""
+    assert after(1228) == 0.25
+    assert after(655.4 + 32) == pytest.approx(32 / 256, rel=1e-2)
+    assert after(600) == 0.25
+
+
+def test_a_small_machine_at_rest_is_not_read_more_often() -> None:
+    """Half a GiB, two thirds of it available: once a second."""
+    sample = MachineSample(512 * MIB, 341 * MIB, None, None, None, ())
+    assert looks.interval_s(CONFIG, sample) == 1.0
