@@ -1,62 +1,27 @@
-"""The composition root: one queue of events, one match over effects, in order.
+"""The composition root: makes every part, joins them, starts, reloads and stops them in order.
 
-Must not: judge memory or choose commands (core does), parse bytes (core.wire, core.kernelfmt do).
-Upstream: every shell. Downstream: nobody but the command line.
+    kernel.targets, serve.subscribers, timers, signals  --emit-->  dispatch  -->  engine.handle, then effect by effect
 
-    kernel.targets, serve.subscribers, timers, signals  --emit-->  engine.handle  -->  _carry_out, effect by effect
+Must not: judge memory or choose commands (core does), parse bytes (core.wire, core.kernelfmt do), carry anything out
+(dispatch does, where the path of one event is). Upstream: every shell. Downstream: nobody but the command line.
 """
 
 import asyncio
 import gc
 import os
-import resource
 import signal
 import socket
 import uuid
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import assert_never
 
-from edgeguardd import __version__, access, decisionlog, oomscores
+from edgeguardd import __version__, decisionlog, oomscores, process
+from edgeguardd.access import Access
 from edgeguardd.core.config import Config
-from edgeguardd.core.effects import (
-    AnnounceLevel,
-    AnswerAdmit,
-    AnswerGate,
-    CancelTimer,
-    CommandEnded,
-    Deliver,
-    Disconnect,
-    Effect,
-    Note,
-    PutBackLimit,
-    RaiseLimit,
-    Refuse,
-    RunLastResort,
-    SampleEvery,
-    SetTimer,
-    SignalPressure,
-    Thaw,
-    Welcome,
-)
 from edgeguardd.core.engine import Engine
-from edgeguardd.core.events import (
-    AckReceived,
-    ConfigReloaded,
-    CountersMoved,
-    Event,
-    KillsWhileAway,
-    LastResortEnded,
-    SubscriberJoined,
-    SubscriberLeft,
-    TargetAdded,
-    TargetDropped,
-    TimerFired,
-)
-from edgeguardd.core.model import AckStatus, Level, Role
-from edgeguardd.core.wire import Hello
+from edgeguardd.core.events import ConfigReloaded
 from edgeguardd.delays import DelayCollector, DelayCounters
-from edgeguardd.errors import ConfigError, EdgeguardError
+from edgeguardd.dispatch import Dispatch, EventQueue, Shells
+from edgeguardd.errors import ConfigError
 from edgeguardd.gate import ROOT, Gate
 from edgeguardd.keeper import Keeper
 from edgeguardd.keeperstats import KeeperCollector
@@ -70,22 +35,22 @@ from edgeguardd.logs import Output, get_logger
 from edgeguardd.metrics import Metrics
 from edgeguardd.oomreports import OomCollector, OomReports
 from edgeguardd.pages import Pages
+from edgeguardd.peerevents import PeerEvents
 from edgeguardd.recorder import Recorder
 from edgeguardd.selfmetrics import sources
 from edgeguardd.serve.agent import AgentServer
 from edgeguardd.serve.http import HttpServer
-from edgeguardd.serve.peercred import Peer
 from edgeguardd.serve.pressurewatch import Host, PressureWatchServer
 from edgeguardd.serve.subscribers import SubscriberServer
 from edgeguardd.state import StateDirectory
 from edgeguardd.statelock import StateLock
+from edgeguardd.supervision import Supervision
 from edgeguardd.survival import Survival
 from edgeguardd.systemd import Notifier, listen_sockets
+from edgeguardd.timers import Timers
 
-NOT_KEPT = (
-    "cannot keep the connections of pressure watchers for the next run: when this one ends, programs built on sd-event "
-    "take a whole processor each; run it as a systemd service with FileDescriptorStoreMax=512"
-)
+# What only a restart can change, beside some of the socket's, the gate's and the pressure watches'.
+AT_START = ("http", "log", "cgroup_root", "max_targets", "recorder", "kernel_log", "delays", "state_directory")
 
 log = get_logger()
 
@@ -94,8 +59,7 @@ def run(config: Config, load: Callable[[], Config], config_path: str | None, log
     """Run until SIGTERM. `load` reads the configuration again for SIGHUP. Returns the exit status."""
     # Before there is a loop with sockets of its own, which wrong variables could name.
     passed = listen_sockets()
-    # A SIGHUP waits until start() has something to reload; by default it would end the process.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    process.hold_reload()
     return asyncio.run(_run(config, load, config_path, log_output, passed))
 
 
@@ -123,64 +87,139 @@ class Daemon:
         self.stopped = asyncio.Event()
         self._load = load
         self._config_path = config_path
-        self._loop = asyncio.get_running_loop()
-        self._started_at = self._loop.time()
-        self._queue: deque[tuple[Event, float]] = deque()
-        self._draining = False
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._homes: dict[int, str] = {}
-        self._status_line = ""
-        self._said_not_kept = False
-        self._stopping = False
+        self._loop = loop = asyncio.get_running_loop()
+        self._started_at = loop.time()
+        queue = EventQueue(loop.time)
+        emit = self.emit = queue.emit
         self.engine = Engine(config.sampling, config.machine)
         self.notifier = Notifier()
+        self.supervision = Supervision(self.notifier, self.engine, loop, _partly_blind)
+        self.timers = Timers(loop, emit)
+        # The kernel's side
         root = cgroupfs.find_root(config.cgroup_root)
-        clock = self._loop.time
         StateDirectory(config.state_directory, _partly_blind).make()
         self.lock = StateLock(config.state_directory)
         state = StateDirectory(config.state_directory, _partly_blind, require=self.lock.require)
-        self.relief = Relief(root, state, self.emit, clock)
-        self.last_resorts = LastResorts(root, self._loop, self.emit, clock, state)
-        self.machine = Machine(config.machine, self._loop, self.emit, on_fault=_partly_blind)
-        self.targets = Targets(root, self._loop, self.emit, max_targets=config.max_targets, on_fault=_partly_blind)
-        self.keeper = Keeper(self.lock, root, self.engine, self.targets, self._loop, _partly_blind)
-        epoch = self.keeper.epoch
-        self.recorder = Recorder(config, self.engine, self._loop, run=uuid.uuid4().hex, on_fault=_partly_blind)
+        self.relief = Relief(root, state, emit, loop.time)
+        self.last_resorts = LastResorts(root, loop, emit, loop.time, state)
+        self.machine = Machine(config.machine, loop, emit, on_fault=_partly_blind)
+        self.targets = Targets(root, loop, emit, max_targets=config.max_targets, on_fault=_partly_blind)
+        self.oom = OomReports(loop, state, self._paths, _partly_blind, enabled=config.kernel_log.enabled)
+        self.scores = oomscores.keeper(loop)
+        self.delays = DelayCounters(config.delays, loop, lambda: _directories(root, self._paths()))
+        # What outlives this run
+        self.keeper = Keeper(self.lock, root, self.engine, self.targets, loop, _partly_blind)
+        self.recorder = Recorder(config, self.engine, loop, run=uuid.uuid4().hex, on_fault=_partly_blind)
+        # The peers' side
+        self.access = Access(config, self.targets)
+        self.peer_events = PeerEvents(self.engine, self.targets, emit)
         self.subscribers = SubscriberServer(
-            config.socket, epoch=epoch, emit=self._from_peer, admit_peer=self._admit_peer
+            config.socket, epoch=self.keeper.epoch, emit=self.peer_events.take, admit_peer=self.access.admit
         )
-        self.gate = Gate(self.engine, self.emit, config.gate)
-        self.watches = PressureWatchServer(config.pressure_watches, self._watch_host())
-        self.metrics = Metrics(sources(self, log_output, state, epoch, clock))
-        self.oom = OomReports(self._loop, state, self._paths, _partly_blind, enabled=config.kernel_log.enabled)
-        self.metrics.registry.register(OomCollector(self.oom.stats))
-        self.metrics.on_forget = self.oom.forget
-        self.metrics.registry.register(KeeperCollector(self.keeper.stats))
-        self.scores = oomscores.keeper(self._loop)
-        self.metrics.registry.register(oomscores.OomScoreCollector(self.scores.stats))
-        self.delays = DelayCounters(config.delays, self._loop, lambda: _directories(root, self._paths()))
-        self.metrics.registry.register(DelayCollector(lambda: self.delays.totals))
-        self.pages = Pages(epoch, config_path, self.engine, self.targets, self.subscribers, self.metrics, self.machine)
-        self.pages.oom = self.oom.stats
-        self.pages.state = self.keeper.stats
-        self.pages.scores = self.scores.stats
-        self.pages.sampling = config.sampling
-        self.pages.watchers = self.watches.counts
-        open_routes = {ROOT: self.gate.admit}
-        self.http = HttpServer(config.http, self.pages.routes(), open_routes) if config.http.enabled else None
+        self.gate = Gate(self.engine, emit, config.gate)
         self.agent = AgentServer(config.gate, self.gate.agent) if config.gate.agent_port is not None else None
+        self.watches = PressureWatchServer(config.pressure_watches, self._watch_host())
+        # What is seen of it
+        self.http: HttpServer | None = None
+        self.metrics = self._made_metrics(log_output, state)
+        self.pages = self._made_pages()
+        if config.http.enabled:
+            self.http = HttpServer(config.http, self.pages.routes(), {ROOT: self.gate.admit})
+        self.dispatch = Dispatch(self.engine, self._shells(), config, loop.call_soon)
+        queue.handle = self.dispatch.handle
 
-    # Life
+    def _watch_host(self) -> Host:
+        return Host(
+            home_of=self.access.watched_target,
+            release=self.targets.release_peer,
+            keep=self.supervision.keep,
+            changed=decisionlog.watcher_changed,
+        )
+
+    def _made_metrics(self, log_output: Output, state: StateDirectory) -> Metrics:
+        metrics = Metrics(sources(self, log_output, state, self.keeper.epoch, self._loop.time))
+        metrics.registry.register(OomCollector(self.oom.stats))
+        metrics.on_forget = self.oom.forget
+        metrics.registry.register(KeeperCollector(self.keeper.stats))
+        metrics.registry.register(oomscores.OomScoreCollector(self.scores.stats))
+        metrics.registry.register(DelayCollector(lambda: self.delays.totals))
+        self.peer_events.on_ack = metrics.acked
+        return metrics
+
+    def _made_pages(self) -> Pages:
+        pages = Pages(
+            self.keeper.epoch,
+            self._config_path,
+            self.engine,
+            self.targets,
+            self.subscribers,
+            self.metrics,
+            self.machine,
+        )
+        pages.oom = self.oom.stats
+        pages.state = self.keeper.stats
+        pages.scores = self.scores.stats
+        pages.sampling = self.config.sampling
+        pages.watchers = self.watches.counts
+        return pages
+
+    def _shells(self) -> Shells:
+        return Shells(
+            subscribers=self.subscribers,
+            targets=self.targets,
+            timers=self.timers,
+            relief=self.relief,
+            last_resorts=self.last_resorts,
+            gate=self.gate,
+            watches=self.watches,
+            access=self.access,
+            supervision=self.supervision,
+            keeper=self.keeper,
+            recorder=self.recorder,
+            metrics=self.metrics,
+            pages=self.pages,
+            oom=self.oom,
+        )
 
     async def start(self, passed: Sequence[socket.socket] = ()) -> None:
         """Bind the sockets, unless systemd has `passed` them, watch every target that exists, then say READY."""
         self._loop.set_exception_handler(Survival(_partly_blind, self._defect))
-        _allow_descriptors()
+        process.allow_descriptors(_partly_blind)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop_requested, number)
         watched = {spec.path for spec in self.config.pressure_watches}
         # Before anything is touched: where another daemon has the socket, this one has no business.
         self.subscribers.bind([sock for sock in passed if sock.getsockname() not in watched])
+        self._guard()
+        await self.subscribers.start()
+        self.watches.start(passed)
+        if self.http is not None:
+            await self.http.start()
+        if self.agent is not None:
+            await self.agent.start()
+        process.take_reload(self._loop, self.reload)
+        # What start-up made lives as long as the daemon: keep the collector from walking it in a crisis.
+        gc.collect()
+        gc.freeze()
+        locked = lock_memory()
+        self.pages.ready = True
+        self.supervision.tell_status()
+        self.notifier.ready()
+        self.supervision.feed_watchdog(self.pages.blind_s)
+        log.info(
+            "started",
+            version=__version__,
+            pid=os.getpid(),
+            targets=len(self.config.targets),
+            socket=self.config.socket.path,
+            http=None if self.http is None else f"{self.config.http.address}:{self.http.port}",
+            agent=None if self.agent is None else f"{self.config.gate.agent_address}:{self.agent.port}",
+            configuration=self._config_path,
+            memory_locked=locked,
+        )
+
+    def _guard(self) -> None:
+        """Go on from where the last run was, and look at everything that is to be guarded, before anybody is let in."""
         # What a daemon before this one left lifted or frozen comes first: it distorts every reading. What one that
         # still runs has lifted is not left.
         if self.lock.held:
@@ -194,43 +233,15 @@ class Daemon:
         oomscores.start(self.scores, self.config)
         self.delays.start()
         self.keeper.start()
-        await self.subscribers.start()
-        self.watches.start(passed)
-        if self.http is not None:
-            await self.http.start()
-        if self.agent is not None:
-            await self.agent.start()
-        self._loop.add_signal_handler(signal.SIGHUP, self.reload)
-        _quiet_wakeups()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-        # What start-up made lives as long as the daemon: keep the collector from walking it in a crisis.
-        gc.collect()
-        gc.freeze()
-        locked = lock_memory()
-        self.pages.ready = True
-        self._tell_systemd_status()
-        self.notifier.ready()
-        self._feed_watchdog()
-        log.info(
-            "started",
-            version=__version__,
-            pid=os.getpid(),
-            targets=len(self.config.targets),
-            socket=self.config.socket.path,
-            http=None if self.http is None else f"{self.config.http.address}:{self.http.port}",
-            agent=None if self.agent is None else f"{self.config.gate.agent_address}:{self.agent.port}",
-            configuration=self._config_path,
-            memory_locked=locked,
-        )
 
     async def stop(self) -> None:
         """Say bye to everybody and leave nothing behind: socket, timers, descriptors."""
         # A reload would open again what is being closed, and a second SIGTERM would find no handler after the loop.
-        _ignore_signals(self._loop)
+        process.ignore_signals(self._loop)
         self.pages.ready = False
         self.notifier.stopping()
         # Who is subscribed now is expected back by the next run: that we leave is not that they have left.
-        self._stopping = True
+        self.peer_events.stopping = True
         self.keeper.close()
         await self.subscribers.close("the daemon stops")
         self.watches.close()
@@ -249,9 +260,7 @@ class Daemon:
         self.recorder.close()
         # Not before everything has been put back: the next one would do it as well.
         self.lock.release()
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        self.timers.close()
         self.notifier.close()
         log.info("stopped", uptime_s=round(self._loop.time() - self._started_at, 1))
 
@@ -274,236 +283,27 @@ class Daemon:
             kept = _needs_restart(self._started_with, config)
             if kept:
                 log.warning("restart_needed", settings=kept)
-            self.config = config
+            self.config = self.access.config = self.dispatch.config = config
             self.pages.sampling = config.sampling
             self.gate.config = config.gate
             self.subscribers.reconfigure(config.socket)
             self.metrics.reloaded(applied=True)
             self.emit(ConfigReloaded(config))
             self.targets.apply(config.targets, config.sampling, config.defaults)
-            access.put_out_strangers(self.subscribers, config, self.targets)
+            self.access.put_out_strangers(self.subscribers)
             self.machine.apply(config.machine)
             self.scores.apply(config.oom_scores, config.oom_score_recheck_s)
             self.watches.place_again()
         self.notifier.ready()
 
-    # The path: facts in, orders out
-
-    def emit(self, event: Event) -> None:
-        """Take a fact from a shell. Facts that arise while orders are carried out wait their turn."""
-        self._queue.append((event, self._loop.time()))
-        if self._draining:
-            return
-        self._draining = True
-        try:
-            while self._queue:
-                event, at = self._queue.popleft()
-                self._handle(event, at)
-        finally:
-            self._draining = False
-
-    def _handle(self, event: Event, at: float) -> None:
-        self._before(event)
-        # What has come and what was done is written down afterwards: that takes longer than a command on its way. What
-        # a restart must not lose comes first: one write into room that is there.
-        done: list[Effect] = []
-        try:
-            effects = self.engine.handle(event, at)
-            self.keeper.note(event, effects, at)
-            for effect in effects:
-                self._carry_out(effect)
-                done.append(effect)
-        finally:
-            self.recorder.record(event, at)
-            decisionlog.done(done)
-        if isinstance(event, TargetDropped):
-            self.metrics.departed(event.target, at)
-            self._loop.call_soon(self.watches.place_again, event.target)
-
-    def _carry_out(self, effect: Effect) -> None:  # noqa: C901, PLR0912  one row an effect
-        match effect:
-            case Deliver():
-                self.subscribers.deliver(effect)
-                if effect.again:
-                    self.metrics.told_again(effect)
-                else:
-                    self.metrics.sent(effect)
-            case AnnounceLevel():
-                self.subscribers.announce(effect)
-                self.recorder.flush_soon()
-                self._tell_systemd_status()
-            case SetTimer():
-                self._set_timer(effect.key, effect.at)
-            case CancelTimer():
-                self._cancel_timer(effect.key)
-            case SampleEvery():
-                self.targets.set_interval(effect.target, effect.interval_s)
-            case CommandEnded():
-                self.pages.ended(effect)
-                self.metrics.ended(effect)
-            case RaiseLimit():
-                self.relief.raise_limit(
-                    effect.target, self.targets.path_of(effect.target), effect.from_bytes, effect.to_bytes
-                )
-            case PutBackLimit():
-                self.relief.put_back(effect.target)
-            case RunLastResort():
-                path, unit = self.targets.path_of(effect.target), self._unit_of(effect.target)
-                self.last_resorts.run(effect.target, path, effect.step, effect.step.unit or unit, effect.reclaim_bytes)
-            case Thaw():
-                self.last_resorts.thaw(effect.target)
-            case Welcome():
-                self.subscribers.welcome(effect)
-            case AnswerAdmit():
-                self.subscribers.answer(effect)
-            case AnswerGate():
-                self.gate.answered(effect)
-            case SignalPressure():
-                self.watches.signal(effect.target)
-            case Refuse():
-                self.subscribers.refuse(effect)
-            case Disconnect():
-                self.subscribers.disconnect(effect.subscriber, effect.reason)
-            case Note():
-                pass  # a line of the log, and nothing else
-            case _:
-                assert_never(effect)
-
-    def _before(self, event: Event) -> None:
-        """What the shell itself keeps of an event: counters, who serves which target, the log."""
-        self.metrics.happened(event)
-        match event:
-            case CountersMoved():
-                self.oom.counted(event)
-            case KillsWhileAway():
-                self.oom.missed(event.target, event.kills)
-            case LastResortEnded():
-                self.pages.resorted(event)
-            case TargetAdded():
-                # It may have moved: to another slice, say.
-                who, what = self.subscribers, self.targets
-                self._loop.call_soon(lambda: access.put_out_strangers(who, self.config, what, event.target))
-            case SubscriberJoined():
-                decisionlog.subscriber_joined(event)
-                if event.role is Role.INFERENCE and event.target is not None:
-                    self._homes[event.subscriber] = event.target
-            case SubscriberLeft():
-                decisionlog.subscriber_left(event)
-            case _:
-                pass
-
-    def _unit_of(self, target: str) -> str | None:
-        """The unit that a target was configured by, for restarting it."""
-        return next((spec.unit for spec in self.config.targets if spec.name == target), None)
-
     def _paths(self) -> dict[str, str]:
         """Where the targets are, for finding those that an OOM report is about."""
         return {name: target.path for name, target in self.engine.targets.items()}
-
-    # Subscribers
-
-    def _from_peer(self, event: Event) -> None:
-        """A fact from a subscriber. A final ack is judged by memory as it is now, not as it was."""
-        if isinstance(event, AckReceived):
-            home = self._homes.get(event.subscriber, "")
-            self.metrics.acked(home, event)
-            target = self.engine.targets.get(home)
-            final = event.status is not AckStatus.ACCEPTED
-            if final and target is not None and event.seq in target.ledger.outstanding:
-                self.targets.sample_now(home)
-        if self._stopping and isinstance(event, SubscriberLeft):
-            decisionlog.subscriber_left(event)
-            return
-        self.emit(event)
-        if isinstance(event, SubscriberLeft):
-            left = self._homes.pop(event.subscriber, None)
-            if left is not None:
-                self.targets.release_peer(left)
-
-    def _admit_peer(self, peer: Peer, hello: Hello) -> str | None:
-        try:
-            return access.target_for(peer, hello, self.config, self.targets)
-        except EdgeguardError as error:
-            decisionlog.peer_refused(peer, hello, error)
-            raise
-
-    def _watch_host(self) -> Host:
-        return Host(
-            home_of=lambda peer, spec: access.watched_target(peer, spec, self.config, self.targets),
-            release=self.targets.release_peer,
-            keep=self._keep,
-            changed=decisionlog.watcher_changed,
-        )
-
-    def _keep(self, connection: socket.socket) -> None:
-        if not self.notifier.keep(connection) and not self._said_not_kept:
-            self._said_not_kept = True
-            _partly_blind(NOT_KEPT)
-
-    # Time
-
-    def _set_timer(self, key: str, at: float) -> None:
-        self._cancel_timer(key)
-        self._timers[key] = self._loop.call_at(at, self._timer_fired, key)
-
-    def _cancel_timer(self, key: str) -> None:
-        timer = self._timers.pop(key, None)
-        if timer is not None:
-            timer.cancel()
-
-    def _timer_fired(self, key: str) -> None:
-        self._timers.pop(key, None)
-        self.emit(TimerFired(key))
-
-    # Operators
-
-    def _tell_systemd_status(self) -> None:
-        worst = self.engine.worst_level()
-        raised = sum(1 for target in self.engine.targets.values() if target.level > Level.NORMAL)
-        line = f"{worst.word}: {len(self.engine.targets)} targets, {raised} above normal"
-        if line != self._status_line:
-            self._status_line = line
-            self.notifier.status(line)
-
-    def _feed_watchdog(self) -> None:
-        """Feed only while targets are being looked at: a daemon that looks no more should be restarted."""
-        interval_s = self.notifier.watchdog_interval_s
-        if interval_s is None:
-            return
-        if self.pages.blind_s() is None:
-            self.notifier.watchdog()
-        self._loop.call_later(interval_s / 2, self._feed_watchdog)
 
     def _defect(self, what: str | None, error: BaseException | None) -> None:
         """A defect in a callback: said with its traceback, counted, and survived."""
         self.metrics.defects.inc()
         log.error("defect", what=what, exc_info=error)
-
-
-def _allow_descriptors() -> None:
-    """Raise the soft limit to the hard one: a target takes about 11 descriptors, and the usual soft limit is 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard:
-        return  # a unit's sandbox may forbid even asking for what is there
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError) as error:
-        _partly_blind(f"cannot raise the limit of open files from {soft} to {hard}: {error}; set LimitNOFILE=")
-
-
-def _quiet_wakeups() -> None:
-    """No complaint on standard error when signals come faster than the loop takes them: it is awake by then anyway."""
-    signal.set_wakeup_fd(signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
-
-
-def _ignore_signals(loop: asyncio.AbstractEventLoop) -> None:
-    """From the loop's handlers to none at all. Between the two asyncio sets the default, which ends the process."""
-    numbers = {signal.SIGHUP, signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    for number in numbers:
-        loop.remove_signal_handler(number)
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def _partly_blind(sentence: str) -> None:
@@ -518,11 +318,7 @@ def _directories(root: cgroupfs.CgroupRoot, paths: dict[str, str]) -> dict[str, 
 
 def _needs_restart(old: Config, new: Config) -> list[str]:
     """The settings that differ and that only a restart can change."""
-    changed = [
-        name
-        for name in ("http", "log", "cgroup_root", "max_targets", "recorder", "kernel_log", "delays", "state_directory")
-        if getattr(old, name) != getattr(new, name)
-    ]
+    changed = [name for name in AT_START if getattr(old, name) != getattr(new, name)]
     if old.pressure_watches != new.pressure_watches:
         changed.append("pressure_watch")
     changed += [f"gate.{n}" for n in ("agent_port", "agent_address") if getattr(old.gate, n) != getattr(new.gate, n)]

@@ -1,4 +1,4 @@
-"""Orders that come out of the engine. All are imperatives; the shell carries them out in order, in daemon.py.
+"""Orders that come out of the engine. All are imperatives; the shell carries them out in order, in dispatch.py.
 
 Must not: know how they are carried out. Upstream: model. Downstream: engine, daemon.
 """

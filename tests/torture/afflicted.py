@@ -38,7 +38,7 @@ def main() -> int:
 
 def place(found: ills.Afflictions) -> None:
     """Gates at every call into the kernel, and a point of death before and after every effect."""
-    from edgeguardd import daemon  # noqa: PLC0415  as the command does it: without OpenSSL
+    from edgeguardd import dispatch  # noqa: PLC0415  as the command does it: without OpenSSL
 
     known: dict[str, set[str]] = {}
     for site in callsites.sites():
@@ -48,15 +48,15 @@ def place(found: ills.Afflictions) -> None:
         ills.place(found, importlib.import_module(name), frozenset(calls))
     ills.place_in_libraries(found)
     ills.place_clock(found)
-    carry_out = daemon.Daemon._carry_out
+    carry_out = dispatch.Dispatch._carry_out
 
-    def carried(self: daemon.Daemon, effect: Any, *rest: Any) -> None:
+    def carried(self: dispatch.Dispatch, effect: Any, *rest: Any) -> None:
         found.pass_by(f"before {type(effect).__name__}")
         if type(effect).__name__ not in found.lost:
             carry_out(self, effect, *rest)
         found.pass_by(f"after {type(effect).__name__}")
 
-    daemon.Daemon._carry_out = carried  # type: ignore[method-assign]
+    dispatch.Dispatch._carry_out = carried  # type: ignore[method-assign]
 
 
 def listen(found: ills.Afflictions, path: str) -> None:
