@@ -61,7 +61,7 @@ from edgeguardd.core.ladder import Situation
 from edgeguardd.core.ledger import Subscriber
 from edgeguardd.core.model import InForce, Level, Report, Role, Sample
 from edgeguardd.core.relief import Phase, Relief
-from edgeguardd.core.sharing import share_of
+from edgeguardd.core.sharing import announced, share_of
 from edgeguardd.core.target import Target
 
 # A limit that could not be put back is tried again soon, one that could not be lifted after a while: the cause may
@@ -194,10 +194,10 @@ class Engine:
         if share.deferred:
             self._look_at_others(target, out)
         at = target.situation(now, share)
-        level, reason = max((target.gauge.level, target.gauge.reason), (at.level, at.reason), key=lambda pair: pair[0])
+        level, reason = announced(target, at, self.machine)
         if level is not target.level:
             out.append(AnnounceLevel(target.name, level, target.level, reason))
-            target.level, target.reason = level, reason
+            target.level, target.reason, target.level_at = level, reason, now
             if level is Level.NORMAL:
                 target.recycling_noted = False
         self._note_limits(target, out)
@@ -252,6 +252,7 @@ class Engine:
         target.sample = target.degraded = target.interval_s = None
         was, target.level, target.reason = target.level, Level.NORMAL, target.gauge.reason
         if was is not Level.NORMAL:
+            target.level_at = now
             out.append(AnnounceLevel(target.name, Level.NORMAL, was, target.reason))
         target.ledger.reset(target.situation(now), out)
         self._give_up_relief(target, out)

@@ -16,10 +16,14 @@ DWELL_S = 5.0
 
 
 class MachineGauge(Struct):
-    """What is remembered of the machine between samples. wanted_bytes would bring it below its first mark."""
+    """What is remembered of the machine between samples. wanted_bytes would bring it below its first mark.
+
+    level_at    when the level last changed; None: not since the start
+    """
 
     level: Level = Level.NORMAL
     reason: str = "not sampled yet"
+    level_at: float | None = None
     sample: MachineSample | None = None
     sampled_at: float | None = None
     psi_us: int | None = None
@@ -36,15 +40,15 @@ def observe(gauge: MachineGauge, config: MachineConfig, sample: MachineSample, n
     held, _ = max(_calls(gauge, config, sample, HYSTERESIS_RATIO), key=lambda call: call[0], default=(level, ""))
     gauge.wanted_bytes = _wanted_bytes(config, sample)
     if level > gauge.level:
-        gauge.level, gauge.reason, gauge.undercut_since = level, reason, None
+        gauge.level, gauge.reason, gauge.level_at, gauge.undercut_since = level, reason, now, None
     elif held >= gauge.level:
         gauge.undercut_since = None
     elif gauge.undercut_since is None:
         gauge.undercut_since = now
     elif now - gauge.undercut_since >= DWELL_S:
         gauge.level = Level(gauge.level - 1)
-        gauge.undercut_since = now
-        gauge.reason = f"above the mark for {DWELL_S:g} s"
+        gauge.undercut_since = gauge.level_at = now
+        gauge.reason = f"above the mark for {DWELL_S:g} s: {reason}"
 
 
 def _calls(

@@ -303,7 +303,7 @@ def _learn_static(gauge: Gauge, policy: Policy, now: float, loaded: bool) -> Non
 
 def _raise(gauge: Gauge, level: Level, reason: str, now: float) -> None:
     if gauge.fell_at is not None and now - gauge.fell_at < FLAP_WINDOW_S:
-        gauge.flaps = min(MAX_FLAPS, gauge.flaps + 1)
+        gauge.flaps = bounded_flaps(gauge.flaps + 1)
     gauge.fell_at = None
     gauge.level = level
     gauge.reason = reason
@@ -343,7 +343,12 @@ def age(gauge: Gauge) -> None:
 
 def dwell(gauge: Gauge, policy: Policy) -> float:
     """How long a mark has to be undercut before the level falls: longer for a target that flaps."""
-    return float(policy.dwell_s * 2 ** min(gauge.flaps, MAX_FLAPS))
+    return float(policy.dwell_s * 2**gauge.flaps)
+
+
+def bounded_flaps(count: int) -> int:
+    """How often a target has flapped, as far as it counts; what a record says may be any number."""
+    return max(0, min(MAX_FLAPS, count))
 
 
 def _held_level(policy: Policy, pressure: Pressure | None) -> Level:

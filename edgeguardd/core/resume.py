@@ -19,7 +19,7 @@ from edgeguardd.core.ladder import Situation
 from edgeguardd.core.ledger import Ledger, Subscriber
 from edgeguardd.core.machine import MachineGauge
 from edgeguardd.core.model import AckStatus, Action, Level, Outcome
-from edgeguardd.core.policy import MAX_FLAPS
+from edgeguardd.core.policy import bounded_flaps
 from edgeguardd.core.target import Target
 
 # Whoever comes back in the last moment gets this long for what it is told again.
@@ -178,7 +178,7 @@ def _kept(subscriber: Subscriber, target: Target) -> KeptSubscriber:
 def _recall_figures(target: Target, kept: KeptTarget) -> None:
     gauge, ledger = target.gauge, target.ledger
     gauge.level, gauge.fell_at = kept.level, kept.fell_at
-    gauge.flaps = max(0, min(MAX_FLAPS, kept.flaps))
+    gauge.flaps = bounded_flaps(kept.flaps)
     gauge.learned_static_bytes = kept.learned_static_bytes
     gauge.lead.learned_s = kept.lead_s
     target.admissions.typical_bytes = kept.typical_bytes

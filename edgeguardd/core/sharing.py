@@ -7,6 +7,7 @@ left, and when the one before is exhausted. At critical everybody is asked.
 
 from collections.abc import Iterable
 
+from edgeguardd.core.ladder import Situation
 from edgeguardd.core.limits import mark_level
 from edgeguardd.core.machine import MachineGauge
 from edgeguardd.core.model import Level
@@ -26,6 +27,20 @@ def share_of(target: Target, targets: Iterable[Target], machine: MachineGauge) -
         return shared
     level, reason = max((machine.level, f"machine: {machine.reason}"), (shared.level, shared.reason))
     return Share(level, reason, max(wanted, shared.wanted_bytes), shared.deferred)
+
+
+def announced(target: Target, at: Situation, machine: MachineGauge) -> tuple[Level, str]:
+    """The level to be announced, and why: of the target's own reading, or of what it is asked for beyond it."""
+    gauge = target.gauge
+    if at.level > gauge.level:
+        return at.level, at.reason
+    own_step = gauge.level > target.level or gauge.fell_at == at.now or target.degraded is not None
+    if own_step or gauge.level is target.level:
+        return gauge.level, gauge.reason
+    # Its own level is what it was, and why it once came to that is not why less is asked for now.
+    fell = machine.level < target.level
+    why = f"machine: {machine.reason}" if fell else "machine: others are asked to give"
+    return gauge.level, f"{why}; {gauge.calls}"
 
 
 def give(targets: Iterable[Target], wanted_bytes: int) -> dict[str, int]:

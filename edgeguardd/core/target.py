@@ -32,7 +32,10 @@ class Share(Struct, frozen=True):
 
 
 class Target(Struct):
-    """One target. `level` is what was last announced: the worst of its own, its ancestors' and the machine's."""
+    """One target. `level` is what was last announced: the worst of its own, its ancestors' and the machine's.
+
+    level_at    when that was; None: not since the start
+    """
 
     name: str
     path: str
@@ -44,6 +47,7 @@ class Target(Struct):
     hint: Hint = field(default_factory=Hint)
     level: Level = Level.NORMAL
     reason: str = "not sampled yet"
+    level_at: float | None = None
     reports: dict[int, Report] = {}
     sample: Sample | None = None
     present: bool = False

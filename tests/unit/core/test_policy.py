@@ -412,6 +412,37 @@ def test_the_machine_comes_back_slowly_and_restores() -> None:
     assert list(dict.fromkeys(levels)) == [Level.HIGH, Level.ELEVATED, Level.NORMAL]
 
 
+def test_a_level_that_falls_with_the_machines_says_what_the_machine_has_now() -> None:
+    """A target without a limit was never judged by itself: "not sampled yet" would be untrue, an old reason as well."""
+    engine = Engine()
+    several(engine, llm=0)
+    engine.handle(SampleTaken(Sample("llm", (usage("/s/llm", 3000, max_mib=None),))), 2.0)
+    engine.handle(machine(600), 3.0)
+    fallen = []
+    for second in range(4, 30):
+        effects = engine.handle(machine(6000), float(second))
+        fallen += [(line.level, line.reason) for line in of(effects, AnnounceLevel)]
+    machines = "machine: above the mark for 5 s: 6000 of 8000 MiB (75%) are available"
+    assert fallen == [
+        (Level.ELEVATED, machines),
+        (Level.NORMAL, f"{machines}; no limit on the way to the root"),
+    ]
+
+
+def test_a_level_that_falls_because_others_are_asked_says_so() -> None:
+    """The machine wants as much as before; a server of less importance has come, and gives it."""
+    engine = Engine()
+    several(engine, control=10, llm=0)
+    engine.handle(SampleTaken(Sample("control", (usage("/s/control", 500, max_mib=None),))), 2.0)
+    engine.handle(machine(800), 3.0)
+    assert engine.targets["control"].level is Level.ELEVATED
+    engine.handle(SampleTaken(Sample("llm", (usage("/s/llm", 3000, max_mib=None),))), 4.0)
+    lines = [line for line in of(engine.handle(machine(800), 5.0), AnnounceLevel) if line.target == "control"]
+    assert [(line.level, line.reason) for line in lines] == [
+        (Level.NORMAL, "machine: others are asked to give; no limit on the way to the root")
+    ]
+
+
 def test_full_swap_makes_it_worse_by_one() -> None:
     """Without swap the marks count alone; with swap that is nearly full one level more."""
     for total, free, level in [(0, 0, Level.ELEVATED), (4000, 3000, Level.ELEVATED), (4000, 100, Level.HIGH)]:
