@@ -133,7 +133,9 @@ class Pages:
     def _machine_row(self, now: float) -> dict[str, Any]:
         gauge = self._engine.machine
         row: dict[str, Any] = to_builtins(self._machine.status(now))
-        return {"level": gauge.level.word, "reason": gauge.reason, "wanted_bytes": gauge.wanted_bytes, **row}
+        age_s = None if gauge.level_at is None else round(now - gauge.level_at, 3)
+        known = {"level": gauge.level.word, "reason": gauge.reason, "level_age_s": age_s}
+        return {**known, "wanted_bytes": gauge.wanted_bytes, **row}
 
     def _last_resort(self, target: Target, now: float) -> dict[str, Any]:
         end, at = self._last_resorts.get(target.name, (None, now))
@@ -179,6 +181,8 @@ def _target(target: Target, watched: TargetStatus | None, now: float) -> dict[st
         "watch": None if watched is None else watched.watch,
         "level": target.level.word,
         "reason": gauge.calls if target.level is Level.NORMAL else target.reason,
+        "level_age_s": None if target.level_at is None else round(now - target.level_at, 3),
+        "calls": None if blind else gauge.calls,
         "needed_bytes": None if blind else gauge.needed_bytes,
         "current_bytes": None if own is None else own.current_bytes,
         "static_bytes": target.static_bytes,

@@ -168,7 +168,8 @@ MEANINGS = {
     "OomRow.remedy": "What to change.",
     "LoadedConfig.path": "The file; null: the defaults.",
     "MachineRow.level": "Its level, as targets have one.",
-    "MachineRow.reason": "The figures that made it.",
+    "MachineRow.reason": "The figures that made it, as they were then.",
+    "MachineRow.level_age_s": "How long it has been so; null: since before the start.",
     "MachineRow.wanted_bytes": "What would bring it below its first mark.",
     "MachineRow.enabled": "Whether it is read at all (`[machine] enabled`).",
     "MachineRow.interval_s": "How often it is read now.",
@@ -198,7 +199,9 @@ MEANINGS = {
     "TargetRow.present": "Whether the cgroup is there and its files can be read.",
     "TargetRow.watch": "`epoll`: its counters wake the daemon; `poll`: they are only read at intervals.",
     "TargetRow.level": "Its level.",
-    "TargetRow.reason": "The figures that made it; at level normal, what calls for a higher one, if anything.",
+    "TargetRow.reason": "The figures that made it, as they were then; at level normal, those of the last reading.",
+    "TargetRow.level_age_s": "How long it has been so; null: since before the start.",
+    "TargetRow.calls": "What the last reading says, with its figures; null where the files cannot be read.",
     "TargetRow.needed_bytes": "Memory that cannot be dropped for free.",
     "TargetRow.current_bytes": "memory.current: needed bytes and page cache.",
     "TargetRow.static_bytes": "What it holds at rest: configured, reported or learned.",
@@ -206,7 +209,8 @@ MEANINGS = {
     "TargetRow.limit_kind": "`memory.high` or `memory.max`.",
     "TargetRow.limit_path": "The cgroup whose limit it is: its own or an ancestor.",
     "TargetRow.headroom_bytes": "Limit less needed bytes.",
-    "TargetRow.used_ratio": "How much of the elastic range is in use. Null, as needed_bytes, current_bytes, "
+    "TargetRow.used_ratio": "How much of the elastic range (limit less static bytes) is in use: what marks are shares "
+    "of. Null, as needed_bytes, current_bytes, "
     "headroom_bytes and growth_bytes_per_s, while its files cannot be read.",
     "TargetRow.marks": "Where the levels begin.",
     "TargetRow.growth_bytes_per_s": "Growth of needed bytes, smoothed.",

@@ -53,8 +53,13 @@ def machine(row: MachineRow) -> list[str]:
         for device in row.devices
     )
     if row.level != "normal" and row.reason:
-        line += f", because {words.name(row.reason, MAX_REASON_CHARS)}"
+        line += f", {_since(row.level_age_s)}: {words.name(row.reason, MAX_REASON_CHARS)}"
     return [line]
+
+
+def _since(level_age_s: float | None) -> str:
+    """The figures in a reason are of that time, and not of now."""
+    return "from before the start on" if level_age_s is None else f"since {words.ago(level_age_s)}"
 
 
 def target(row: TargetRow, status: Status) -> list[str]:
@@ -65,8 +70,12 @@ def target(row: TargetRow, status: Status) -> list[str]:
 def _standing(row: TargetRow, status: Status) -> Iterator[str]:
     if state := words.state(row, MAX_REASON_CHARS):
         yield state
+    if row.limit_bytes is not None and row.limit_path not in {None, row.path}:
+        yield f"the limit is {words.name(row.limit_kind)} of {words.name(row.limit_path, MAX_REASON_CHARS)}"
     if row.level != "normal" and row.reason is not None:
-        yield f"because {words.name(row.reason, MAX_REASON_CHARS)}"
+        yield f"{words.name(row.level)} {_since(row.level_age_s)}: {words.name(row.reason, MAX_REASON_CHARS)}"
+        if row.calls is not None and row.calls != row.reason:
+            yield f"now: {words.name(row.calls, MAX_REASON_CHARS)}"
     if not any(peer.role == "inference" and peer.target == row.name for peer in status.subscribers):
         yield "nobody subscribed: nobody can be asked"
     if row.watchers:

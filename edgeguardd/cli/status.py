@@ -5,9 +5,13 @@ Must not: judge the figures. Upstream: daemonlink, statusdoc, remarks. Downstrea
 
 import argparse
 import json
+from collections.abc import Sequence
 
 from edgeguardd.cli import common, daemonlink, remarks, words
 from edgeguardd.cli.statusdoc import ScoresRow, Status
+
+# Levels go by GROWABLE, and a beginner takes it for what USED is.
+LEGEND = "USED: NEEDED of LIMIT. GROWABLE: in use of what can grow, from rest to LIMIT."
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -60,31 +64,27 @@ def _targets(status: Status) -> list[str]:
     targets = status.targets
     if not targets:
         return ["No targets: none is configured, and no subscriber has asked for its own cgroup."]
-    header = ("TARGET", "LEVEL", "NEEDED", "LIMIT", "USED", "HEADROOM", "GROWTH", "SAMPLED")
+    header = ("TARGET", "LEVEL", "NEEDED", "LIMIT", "USED", "GROWABLE", "GROWTH", "AGE")
     rows = [
         [
             words.name(target.name),
             words.name(target.level),
             words.size(target.needed_bytes),
-            words.limit(target),
+            words.short_limit(target),
+            words.limit_share(target),
             words.share(target.used_ratio),
-            words.size(target.headroom_bytes),
             words.rate(target.growth_bytes_per_s),
-            words.ago(target.sample_age_s),
+            words.span(target.sample_age_s),
         ]
         for target in targets
     ]
-    first, *lines = words.table(header, rows)
-    found = [first]
-    for line, target in zip(lines, targets, strict=True):
-        found += [line, *(f"  {remark}" for remark in remarks.target(target, status))]
-    return found
+    return [*_remarked(header, rows, [remarks.target(target, status) for target in targets]), LEGEND]
 
 
 def _subscribers(status: Status) -> list[str]:
     if not status.subscribers:
         return ["No subscribers: nobody can be asked for memory."]
-    header = ("SUBSCRIBER", "NAME", "ROLE", "TARGET", "PID", "UID", "CONNECTED", "UNSENT", "SUPPORTS")
+    header = ("NR", "NAME", "ROLE", "TARGET", "PID", "UID", "CONNECTED", "UNSENT")
     rows = [
         [
             str(row.subscriber),
@@ -95,11 +95,12 @@ def _subscribers(status: Status) -> list[str]:
             "-" if row.uid is None else str(row.uid),
             words.span(row.connected_s),
             str(row.outbox_lines),
-            words.name(" ".join(row.supports)) or "-",
         ]
         for row in status.subscribers
     ]
-    return words.table(header, rows)
+    supports = [row.supports for row in status.subscribers]
+    remarks_of = [[f"supports {words.name(', '.join(found), 100)}"] if found else [] for found in supports]
+    return _remarked(header, rows, remarks_of)
 
 
 def _scores(scores: ScoresRow) -> list[str]:
@@ -115,10 +116,8 @@ def _scores(scores: ScoresRow) -> list[str]:
         ]
         for rule in scores.rules
     ]
-    first, *lines = words.table(header, rows)
-    found = ["", first]
-    for line, rule in zip(lines, scores.rules, strict=True):
-        found += [line, *([] if rule.why is None else [f"  {words.name(rule.why, remarks.MAX_REASON_CHARS)}"])]
+    whys = [[] if rule.why is None else [words.name(rule.why, remarks.MAX_REASON_CHARS)] for rule in scores.rules]
+    found = ["", *_remarked(header, rows, whys)]
     if scores.why is not None:
         found.append(f"  new processes wait for the next look: {words.name(scores.why, remarks.MAX_REASON_CHARS)}")
     return found
@@ -127,4 +126,16 @@ def _scores(scores: ScoresRow) -> list[str]:
 def _commands(status: Status) -> list[str]:
     if not status.last_commands:
         return ["No commands have ended yet."]
-    return words.table(words.OUTCOME_HEADER, [words.outcome(command) for command in status.last_commands[-10:]])
+    *header, _ = words.OUTCOME_HEADER
+    rows = [words.outcome(command) for command in status.last_commands[-10:]]
+    said = [[f"said: {row[-1]}"] if row[-1] else [] for row in rows]
+    return _remarked(header, [row[:-1] for row in rows], said)
+
+
+def _remarked(header: Sequence[str], rows: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) -> list[str]:
+    """A table with lines of their own below its rows: what would make the table wider than a terminal."""
+    first, *lines = words.table(header, rows)
+    found = [first]
+    for line, remarks_below in zip(lines, said, strict=True):
+        found += [line, *(f"  {remark}" for remark in remarks_below)]
+    return found

@@ -52,6 +52,8 @@ class TargetRow(Struct, frozen=True):
     watch: str | None = None
     level: str = "normal"
     reason: str | None = None
+    level_age_s: float | None = None
+    calls: str | None = None
     needed_bytes: int | None = None
     current_bytes: int | None = None
     static_bytes: int | None = None
@@ -92,6 +94,7 @@ class MachineRow(Struct, frozen=True):
 
     level: str = "normal"
     reason: str | None = None
+    level_age_s: float | None = None
     wanted_bytes: int | None = None
     enabled: bool = False
     interval_s: float | None = None

@@ -228,6 +228,7 @@ def _level(line: LevelLine) -> str:
 def _target_line(target: TargetRow, status: Status) -> str:
     figures = (
         f"{words.name(target.name)} {words.name(target.level)}: needed {words.size(target.needed_bytes)}, limit "
-        f"{words.limit(target)}, used {words.share(target.used_ratio)}, sampled {words.ago(target.sample_age_s)}"
+        f"{words.limit(target)}, used {words.limit_share(target)}, {words.share(target.used_ratio)} of what can grow, "
+        f"sampled {words.ago(target.sample_age_s)}"
     )
     return "; ".join([figures, *remarks.target(target, status)])

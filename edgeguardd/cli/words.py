@@ -66,6 +66,20 @@ def limit(target: TargetRow) -> str:
     return f"{size(target.limit_bytes)} {name(target.limit_kind)}{whose}"
 
 
+def short_limit(target: TargetRow) -> str:
+    """The limit that binds, with the file it stands in less its "memory."."""
+    if target.limit_bytes is None:
+        return "none"
+    return f"{size(target.limit_bytes)} {name(target.limit_kind).removeprefix('memory.')}"
+
+
+def limit_share(target: TargetRow) -> str:
+    """Needed bytes as percent of the limit that binds."""
+    if not target.limit_bytes or target.needed_bytes is None:
+        return "-"
+    return share(target.needed_bytes / target.limit_bytes)
+
+
 def state(target: TargetRow, max_chars: int = MAX_CELL_CHARS) -> str:
     """What is unusual about a target besides its level; "" when nothing is. A reason takes at most max_chars."""
     found = []

@@ -107,18 +107,25 @@ function machineGauge(machine) {
   if (machine.wanted_bytes) facts.push(["Wanted back", size(machine.wanted_bytes)]);
   facts.push(["Sampled", age(machine.sample_age_s)]);
   return {
-    name: "The whole machine", level: machine.level, reason: machine.reason, facts, marks: {},
+    name: "The whole machine", level: machine.level, reason: reasonOf(machine), facts, marks: {},
     state: machine.degraded ? [`cannot be read: ${visible(machine.degraded)}`] : [],
     used: sample ? sample.total_bytes - sample.available_bytes : null, usedWord: "in use",
     limit: sample ? sample.total_bytes : null, limitWord: "all",
   };
 }
 
+// The figures in a reason are of the time when the level came to be, and not of now.
+function reasonOf(row) {
+  if (row.level === "normal" || typeof row.level_age_s !== "number" || !row.reason) return row.reason;
+  const now = row.calls && row.calls !== row.reason ? `; now: ${row.calls}` : "";
+  return `since ${age(row.level_age_s)}: ${row.reason}${now}`;
+}
+
 function targetGauge(target, servers) {
   const marks = {};
   for (const mark of MARKS) if (target.marks) marks[mark] = target.marks[mark + "_bytes"];
   return {
-    name: target.name, level: target.level, reason: target.reason, state: targetState(target, servers), marks,
+    name: target.name, level: target.level, reason: reasonOf(target), state: targetState(target, servers), marks,
     facts: targetFacts(target, servers), used: target.needed_bytes, usedWord: "needed", limit: target.limit_bytes,
     limitWord: limitName(target),
   };
@@ -137,9 +144,13 @@ function targetState(target, servers) {
 }
 
 function targetFacts(target, servers) {
-  const used = typeof target.used_ratio === "number" ? ` (${percent(target.used_ratio)} of what can grow)` : "";
+  const shares = [];
+  if (target.limit_bytes && typeof target.needed_bytes === "number") {
+    shares.push(`${percent(target.needed_bytes / target.limit_bytes)} of the limit`);
+  }
+  if (typeof target.used_ratio === "number") shares.push(`${percent(target.used_ratio)} of what can grow`);
   const facts = [
-    ["Needed", size(target.needed_bytes) + used],
+    ["Needed", size(target.needed_bytes) + (shares.length ? ` (${shares.join(", ")})` : "")],
     ["Limit", typeof target.limit_bytes === "number" ? `${size(target.limit_bytes)}, ${limitName(target)}` : "none"],
     ["Headroom", size(target.headroom_bytes)],
     ["Growth", rate(target.growth_bytes_per_s)],

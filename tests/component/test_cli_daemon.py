@@ -92,7 +92,7 @@ def test_what_is_subscribed_asked_and_acked_is_shown(daemon: Daemon) -> None:
     assert "90.0M" in page
     assert "reduce_batch" in page
     looks = ctl("watch", "--http", http, "--socket", daemon.socket_path, "--count", "2", "--interval", "0.1")
-    assert looks.count("llm high: needed 90.0M, limit 100.0M memory.max, used 90%, sampled ") == 2
+    assert looks.count("llm high: needed 90.0M, limit 100.0M memory.max, used 90%, 90% of what can grow, sampled ") == 2
 
 
 def test_doctor_asks_the_daemon(daemon: Daemon) -> None:

@@ -117,7 +117,9 @@ def test_the_page_shows_what_status_says(browser: Browser, served: Served) -> No
     assert browser.texts("article h3") == ["The whole machine normal", "llm high"]
     assert browser.text("#summary") == "Worst level high. 1 target, 1 subscriber."
     assert browser.text("#raised") == "Above normal: llm (high)"
-    assert browser.texts(".reason")[1] == "needed 850.0 MiB is 83% of the range"
+    assert browser.texts(".reason")[1] == (
+        "since 12 s ago: needed 850.0 MiB is 83% of the range; now: needed 849.0 MiB is 83% of the range"
+    )
     assert browser.texts(".state")[1] == "2 processes killed by the kernel so far"
     assert browser.texts(".legend li")[2:] == [
         "needed 850.0 MiB",
@@ -127,7 +129,7 @@ def test_the_page_shows_what_status_says(browser: Browser, served: Served) -> No
         "memory.high 1.0 GiB",
     ]
     told = facts(browser, 1)
-    assert told["Needed"] == "850.0 MiB (83 % of what can grow)"
+    assert told["Needed"] == "850.0 MiB (83 % of the limit, 83 % of what can grow)"
     assert told["Limit"] == "1.0 GiB, memory.high"
     assert told["Restricted to"] == "batch at most 50 %"
     assert told["Asked #7"] == "trim_kv_cache, accepted 200 ms ago by server"

@@ -41,6 +41,8 @@ STATUS: dict[str, Any] = {
             "watch": "epoll",
             "level": "high",
             "reason": "needed 850.0 MiB is 83% of the range",
+            "level_age_s": 12.0,
+            "calls": "needed 849.0 MiB is 83% of the range",
             "needed_bytes": 850 * 2**20,
             "limit_bytes": 2**30,
             "limit_kind": "memory.high",

@@ -23,30 +23,47 @@ def test_a_target_under_pressure_is_told_with_its_figures_and_why() -> None:
         "edgeguardd 0.1.0, up 62s, ready, worst level high, configuration /etc/edgeguardd/edgeguardd.toml"
     )
     assert lines[1] == "machine normal: 5.0G of 8.0G available, gpu 1.0G of 4.0G in use"
-    assert lines[3].split() == ["TARGET", "LEVEL", "NEEDED", "LIMIT", "USED", "HEADROOM", "GROWTH", "SAMPLED"]
+    assert lines[3].split() == ["TARGET", "LEVEL", "NEEDED", "LIMIT", "USED", "GROWABLE", "GROWTH", "AGE"]
     assert lines[4].split() == [
         "llm",
         "high",
         "850.0M",
         "1.0G",
-        "memory.high",
+        "high",
         "83%",
-        "174.0M",
+        "83%",
         "5.0M/s",
         "50ms",
-        "ago",
     ]
-    assert lines[5:11] == [
+    assert lines[5:12] == [
         "  batch at most 50%",
-        "  because needed 850.0 MiB is 83% of the range",
+        "  high since 12s ago: needed 850.0 MiB is 83% of the range",
+        "  now: needed 849.0 MiB is 83% of the range",
         "  2 processes killed by the kernel so far",
         "  waiting 200ms for #7 trim_kv_cache (accepted by subscriber 1)",
         "  memory.high is lifted for a trim",
         "  last resort freeze thawed 9.0s ago: 2 processes",
     ]
-    assert lines[13].split() == ["1", "server", "inference", "llm", "42", "0", "12s", "0", "trim_kv_cache"]
-    ended = "6 llm trim_kv_cache done 50ms 1.0M 512.0K 12s 1 dropped 3 slots"
-    assert lines[16].split() == ended.split()
+    assert lines[12] == "USED: NEEDED of LIMIT. GROWABLE: in use of what can grow, from rest to LIMIT."
+    assert lines[15].split() == ["1", "server", "inference", "llm", "42", "0", "12s", "0"]
+    assert lines[16] == "  supports trim_kv_cache"
+    assert lines[19].split() == ["6", "llm", "trim_kv_cache", "done", "50ms", "1.0M", "512.0K", "12s", "1"]
+    assert lines[20] == "  said: dropped 3 slots"
+    assert all(len(line) <= 80 for line in lines[1:])
+
+
+def test_used_is_of_the_limit_and_what_can_grow_has_a_column_of_its_own() -> None:
+    """A server of 900 MiB at rest under 1 GiB has used a third of what can grow, and 91 % of its limit."""
+    changes = {"needed_bytes": 930 * 2**20, "used_ratio": 0.3333, "limit_path": "/inference.slice"}
+    lines = paged(targets=[{**STATUS["targets"][0], **changes}]).splitlines()
+    assert lines[4].split()[5:7] == ["91%", "33%"]
+    assert "  the limit is memory.high of /inference.slice" in lines
+
+
+def test_a_level_from_before_the_start_has_no_age() -> None:
+    """A daemon that goes on where one before it ended does not know since when; nor does an older one say."""
+    target = {**STATUS["targets"][0], "level_age_s": None, "calls": None}
+    assert "  high from before the start on: needed 850.0 MiB is 83% of the range" in paged(targets=[target])
 
 
 def test_a_daemon_that_sees_nothing_any_more_says_so() -> None:
@@ -73,8 +90,8 @@ def test_whom_the_kernel_killed_is_told() -> None:
 def test_a_machine_under_pressure_is_told_with_why() -> None:
     """And one that cannot be read, and nothing of one that is not."""
     sample = {"total_bytes": 2**33, "available_bytes": 2**29}
-    text = paged(machine={"level": "critical", "reason": "512.0 MiB is 6%", "sample": sample})
-    assert text.splitlines()[1] == "machine critical: 512.0M of 8.0G available, because 512.0 MiB is 6%"
+    text = paged(machine={"level": "critical", "reason": "512.0 MiB is 6%", "level_age_s": 3, "sample": sample})
+    assert text.splitlines()[1] == ("machine critical: 512.0M of 8.0G available, since 3.0s ago: 512.0 MiB is 6%")
     assert paged(machine={"degraded": "cannot read /proc/meminfo"}).splitlines()[1] == (
         "machine: cannot be read: cannot read /proc/meminfo"
     )

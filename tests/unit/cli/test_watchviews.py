@@ -46,8 +46,9 @@ def test_lines_tell_each_target_each_level_and_each_outcome_once(capsys: pytest.
     lines = [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()]
     machine = "machine normal: 5.0G of 8.0G available, gpu 1.0G of 4.0G in use"
     target = (
-        "llm high: needed 850.0M, limit 1.0G memory.high, used 83%, sampled 50ms ago; batch at most 50%; because "
-        "needed 850.0 MiB is 83% of the range; {}2 processes killed by the kernel so far; waiting 200ms for #7 "
+        "llm high: needed 850.0M, limit 1.0G memory.high, used 83%, 83% of what can grow, sampled 50ms ago; "
+        "batch at most 50%; high since 12s ago: needed 850.0 MiB is 83% of the range; now: needed 849.0 MiB is 83% of "
+        "the range; {}2 processes killed by the kernel so far; waiting 200ms for #7 "
         "trim_kv_cache (accepted by subscriber 1); memory.high is lifted for a trim; last resort freeze thawed 9.0s "
         "ago: 2 processes"
     )
@@ -80,7 +81,14 @@ def drawn(*seen: Status | str, levels: tuple[LevelLine, ...] = (), width: int = 
 def test_the_live_view_shows_everything_at_once() -> None:
     """Memory bar, level, what is asked, subscribers, outcomes and level changes on one screen."""
     text = drawn(status(), levels=(LEVEL,))
-    for part in ("850.0M", "1.0G memory.high", "batch at most 50%; because needed 850.0 MiB", "server", "512.0K", "█"):
+    for part in (
+        "850.0M",
+        "1.0G memory.high",
+        "batch at most 50%; high since 12s ago: needed 850.0 MiB",
+        "server",
+        "512.0K",
+        "█",
+    ):
         assert part in text
     for part in ("#7 trim_kv_cache", "memory.high is lifted", "last resort freeze", "50ms ago", "12s", "gpu 1.0G"):
         assert part in text
