@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,8 @@ from tests.support.uml import runner
 Tell = Callable[[str], None]
 HERE, GUEST = "here", "guest"
 LIMIT_S = 1200.0
+# What a measurement that is given up may take to put back what it has changed.
+ENDS_WITHIN_S = 10.0
 
 
 class Found(Struct):
@@ -61,7 +64,17 @@ def probe(
 
 
 def _here(argv: list[str]) -> int:
-    return subprocess.run(argv, check=False).returncode
+    """In a session of its own, so that all that it has started can be ended with it."""
+    with subprocess.Popen(argv, start_new_session=True) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(ENDS_WITHIN_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
 
 
 def _in_guest(argv: list[str], memory_bytes: int, limit_s: float) -> int:
@@ -97,6 +110,8 @@ def kernel() -> str:
 def main() -> int:
     """In the process of its own."""
     module, into, *options = sys.argv[1:]
+    # Given up, it still ends what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
     def tell(text: str) -> None:
         sys.stdout.write(f"{text}\n")

@@ -35,13 +35,14 @@ class Circumstances(Struct):
 
 
 class Section(Struct):
-    """All that one part found; `measured` by the names of BUDGETS."""
+    """All that one part found; `measured` by the names of BUDGETS; `missing`: why something was not measured."""
 
     part: str
     title: str
     tables: list[Table]
     measured: dict[str, float] = {}
     circumstances: Circumstances | None = None
+    missing: list[str] = []
 
 
 def markdown(section: Section) -> str:
@@ -55,6 +56,8 @@ def markdown(section: Section) -> str:
         lines += [f"### {table.title}", "", *rows(table), ""]
         for note in table.notes:
             lines += [note, ""]
+    for sentence in section.missing:
+        lines += [f"Not measured: {sentence}", ""]
     return "\n".join([*lines, MARK.format(part=section.part, edge="end"), ""])
 
 

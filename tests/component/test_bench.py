@@ -1,10 +1,15 @@
 """The benchmarks' own code, tried small: figures mean nothing here, but each has to come out."""
 
+import subprocess
+from collections.abc import Callable
+
 import pytest
 
 from tests.bench import parts, reaction, report
 from tests.bench.__main__ import main
-from tests.bench.probes import HERE, probe
+from tests.bench.parts import Part
+from tests.bench.probes import HERE, Found, ProbeError, Tell, probe
+from tests.bench.report import Section, Table
 
 
 def tell(_: str) -> None:
@@ -51,3 +56,49 @@ def test_an_unknown_part_is_named_with_those_there_are(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         main(["reacton"])
     assert "no part reacton; there are reaction" in capsys.readouterr().err
+
+
+def part(run: Callable[[parts.Size, Tell], Section], minutes: float = 1.0) -> Part:
+    """One that nobody asked for, and that stands on no page."""
+    return Part("nowhere.md", usual=False, most_minutes=minutes, run=run)
+
+
+def unmeasurable(*_: object) -> Section:
+    """What it needs is not here."""
+    raise ProbeError("there is no moon")
+
+
+def endless(*_: object) -> Section:
+    """A program that never ends."""
+    subprocess.run(["sleep", "infinity"], check=True)
+    raise AssertionError
+
+
+def partly(*_: object) -> Section:
+    """One table, and one that could not be had."""
+    table = Table("T", ["who"], [["me"]])
+    return parts._section("partly", "Partly", [lambda: Found([table]), unmeasurable])  # type: ignore[list-item]
+
+
+def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A part without what it needs, one that hangs, one of which half comes out: a line each, and exit status 1."""
+    made = {"moon": part(unmeasurable), "endless": part(endless, 0.001), "partly": part(partly)}
+    monkeypatch.setattr(parts, "PARTS", made)
+    assert main([*made, "--no-write"]) == 1
+    said = capsys.readouterr().out
+    assert "moon: NOT measured: there is no moon\n" in said
+    assert "endless: NOT measured: given up after 0.0 min\n" in said
+    assert "min, but NOT all: there is no moon" in said
+    assert "Not measured: there is no moon\n" in said
+    assert "| me  |" in said
+
+
+def test_when_the_time_for_all_is_over_no_part_is_begun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And each is named."""
+    monkeypatch.setattr(parts, "PARTS", {"endless": part(endless)})
+    assert main(["endless", "--no-write", "--minutes", "0"]) == 1
+    assert "endless: NOT measured: no time is left" in capsys.readouterr().out
