@@ -19,8 +19,7 @@ from edgeguardd.core.engine import Engine
 from edgeguardd.core.events import LastResortEnded
 from edgeguardd.core.model import Level
 from edgeguardd.core.target import Target
-from edgeguardd.keeper import KeeperStats
-from edgeguardd.keeperstats import state_row
+from edgeguardd.keeperstats import KeeperStats, state_row
 from edgeguardd.kernel.guarded import TargetStatus
 from edgeguardd.kernel.machine import Machine
 from edgeguardd.kernel.scores import ScoreStats

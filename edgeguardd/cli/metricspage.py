@@ -38,8 +38,7 @@ from edgeguardd.core.model import (
 )
 from edgeguardd.core.taskstats import Delays
 from edgeguardd.delays import DelayCollector
-from edgeguardd.keeper import KeeperStats
-from edgeguardd.keeperstats import KeeperCollector
+from edgeguardd.keeperstats import KeeperCollector, KeeperStats
 from edgeguardd.kernel.guarded import TargetStatus
 from edgeguardd.kernel.scores import RuleStats, ScoreStats
 from edgeguardd.kernel.wakeups import Begun, Cause

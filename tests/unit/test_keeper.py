@@ -164,9 +164,9 @@ class Run:
     def die(self) -> None:
         """kill -9: nothing is written any more."""
         self.keeper._closed = True
-        for timer in (self.keeper._timer, self.keeper._alive):
-            if timer is not None:
-                timer.cancel()
+        self.keeper._records.abandon()
+        if self.keeper._alive is not None:
+            self.keeper._alive.cancel()
         if self.keeper._journal is not None:
             self.keeper._journal.close()
         self.lock.release()
@@ -210,8 +210,7 @@ def test_the_next_run_tells_again_whenever_the_last_one_died(place: Path, llm: F
         first = Run(place)
         first.join()
         if when == "later":
-            await soon(lambda: not first.keeper._dirty and first.keeper._timer is None)
-            await soon(lambda: first.keeper._writing is None)
+            await soon(lambda: first.keeper.settled)
         first.end() if when == "clean" else first.die()
         second = Run(place)
         assert second.engine.targets["llm"].level is Level.CRITICAL

@@ -1,0 +1,192 @@
+"""The records of what outlives the daemon: one for the run, one a target, as the engine is now; written in a thread.
+
+Must not: decide, hold up the loop for a disk. Upstream: keeper, journalled (whose are old). Downstream: state, and the
+journal, whose lines are settled once they are in a record.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from edgeguardd import __version__, recalled
+from edgeguardd.core import resume
+from edgeguardd.core.engine import Engine
+from edgeguardd.core.target import Target
+from edgeguardd.errors import EdgeguardError
+from edgeguardd.journal import Journal
+from edgeguardd.journalled import Entries
+from edgeguardd.keeperstats import Faults
+from edgeguardd.kernel.aside import Aside
+from edgeguardd.kernel.targets import Targets
+from edgeguardd.recalled import RunRecord, TargetRecord, quoted
+from edgeguardd.state import StateDirectory
+
+# How soon what has changed is in a record; until then it is in the journal.
+SAVE_S: Final = 0.25
+# After a record that could not be written.
+RETRY_S: Final = 5.0
+# How long the last records may take to be written when the daemon stops.
+CLOSE_S: Final = 2.0
+
+Record = tuple[str, str, Struct]
+
+
+class Snapshot:
+    """What the records of one run say, as of now.
+
+    spare_numbers  so many more than have been given count as given, until the run's end: where there is no journal,
+                   what was given after the last record is not known
+    """
+
+    def __init__(self, boot_id: str, epoch: str, engine: Engine, targets: Targets, spare_numbers: int) -> None:
+        self._engine = engine
+        self._boot_id = boot_id
+        self._epoch = epoch
+        self._targets = targets
+        self._spare_numbers = spare_numbers
+
+    def names(self) -> set[str]:
+        """Of all targets."""
+        return set(self._engine.targets)
+
+    def of(self, names: Iterable[str], last_entry: int, now: float, *, exact: bool = False) -> list[Record]:
+        """The run's own first: a number that a target's record holds is not given again, though the rest be missing."""
+        targets = [self._engine.targets[name] for name in names if name in self._engine.targets]
+        found: list[Record] = [(recalled.TARGET_KIND, one.name, self._target(one, last_entry, now)) for one in targets]
+        return [(recalled.RUN_KIND, recalled.RUN_KIND, self._run(now, exact=exact)), *found]
+
+    def _target(self, target: Target, last_entry: int, now: float) -> TargetRecord:
+        at = self._targets.standing(target.name)
+        return TargetRecord(
+            self._boot_id,
+            self._epoch,
+            now,
+            last_entry,
+            quoted(at.path),
+            at.inode,
+            at.kills,
+            at.dynamic,
+            resume.keep(target),
+        )
+
+    def _run(self, now: float, *, exact: bool) -> RunRecord:
+        last_seq = self._engine.numbers.last + (0 if exact else self._spare_numbers)
+        machine = resume.keep_machine(self._engine.machine)
+        return RunRecord(self._boot_id, self._epoch, now, last_seq, machine, __version__)
+
+
+class Records:
+    """Writes what is old in `entries`, once it is started and until it is closed."""
+
+    def __init__(
+        self,
+        state: StateDirectory,
+        journal: Journal | None,
+        entries: Entries,
+        snapshot: Snapshot,
+        loop: asyncio.AbstractEventLoop,
+        faults: Faults,
+    ) -> None:
+        self._state = state
+        self._journal = journal
+        self._entries = entries
+        self._snapshot = snapshot
+        self._loop = loop
+        self._faults = faults
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: Aside[None] | None = None
+        self._started = False
+        self._closed = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether everything that is kept is in a record."""
+        return not self._entries.changed and self._timer is None and self._writing is None
+
+    def start(self) -> None:
+        """Everything, in place, before anybody is let in."""
+        self._started = True
+        self._save_now()
+
+    def close(self) -> None:
+        """Everything a last time, with numbers as they are."""
+        self.abandon()
+        until = time.monotonic() + CLOSE_S
+        while self._writing is not None and not self._writing.ended and time.monotonic() < until:
+            time.sleep(0.001)
+        if self._started:
+            self._save_now(exact=True)
+
+    def abandon(self) -> None:
+        """Write no more."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def save_soon(self, within_s: float = SAVE_S) -> None:
+        """In a while, if anything is old: all that becomes so until then is written with it."""
+        old = self._entries.changed or self._entries.gone
+        if old and self._started and not self._closed and self._timer is None and self._writing is None:
+            self._timer = self._loop.call_later(within_s, self._save)
+
+    def _save(self) -> None:
+        """Off the path: in a thread, since a disk may stand still just when memory is short."""
+        self._timer = None
+        entries = self._entries
+        names, entries.changed = entries.changed, set()
+        gone, entries.gone = entries.gone, set()
+        records = self._snapshot.of(names, entries.last, self._loop.time())
+        if self._journal is not None:
+            self._journal.turn(self._loop.time())
+        self._writing = Aside(lambda: self._write_aside(names, gone, records))
+
+    def _write_aside(self, names: set[str], gone: set[str], records: Sequence[Record]) -> None:
+        fault: str | None = None
+        try:
+            self._write(records)
+            for name in gone - names:
+                self._state.remove(recalled.TARGET_KIND, name)
+        except EdgeguardError as error:
+            fault = str(error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and close() has written everything
+            self._loop.call_soon_threadsafe(self._written, names, gone, fault)
+
+    def _written(self, names: set[str], gone: set[str], fault: str | None) -> None:
+        self._writing = None
+        if self._closed:
+            return
+        if fault is None:
+            self._settle()
+        else:
+            self._faults.failed(fault)
+            self._entries.changed |= names
+            self._entries.gone |= gone
+        self.save_soon(SAVE_S if fault is None else RETRY_S)
+
+    def _save_now(self, *, exact: bool = False) -> None:
+        """When nobody waits for anything: at the start and at the end."""
+        entries, now = self._entries, self._loop.time()
+        try:
+            self._write(self._snapshot.of(self._snapshot.names(), entries.last, now, exact=exact))
+        except EdgeguardError as error:
+            self._faults.failed(str(error))
+            entries.changed |= self._snapshot.names()
+            self.save_soon(RETRY_S)
+            return
+        entries.changed.clear()
+        if self._journal is not None:
+            self._journal.turn(now)
+        self._settle()
+
+    def _write(self, records: Iterable[Record]) -> None:
+        for kind, key, record in records:
+            self._state.save(kind, key, record, durable=False)
+
+    def _settle(self) -> None:
+        self._faults.ended()
+        if self._journal is not None:
+            self._journal.settle()
