@@ -4,9 +4,12 @@ Must not: run anything. Upstream: parts, as the plain objects that guests pass o
 """
 
 import math
+import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from tests.torture.bounded import Done
 
 Row = dict[str, Any]
 
@@ -15,6 +18,7 @@ FIRST_ROUNDS = 3
 # What the allocator's ups and downs may come to.
 ALLOWED_KIB_A_ROUND = 16
 
+ALL = "### All of it"
 BEGIN = "<!-- torture: begin -->"
 END = "<!-- torture: end -->"
 
@@ -182,11 +186,35 @@ def strain(rows: Sequence[Row]) -> str:
     return table(head, cells)
 
 
-def document(text: str, sections: str) -> str:
-    """The page with its torture section replaced."""
+def summary(done: Sequence[Done]) -> str:
+    """Each part, how long it took, and what came of it."""
+    rows = [[one.name, _minutes(one.took_s), _minutes(one.limit_s), "right" if one.right else "WRONG"] for one in done]
+    return table(["part", "took", "at most", "verdict"], rows)
+
+
+def dated(section: str, evidence: str) -> str:
+    """A section with when and on what it was measured, below its heading."""
+    heading, _, text = section.partition("\n\n")
+    return f"{heading}\n\n{evidence}\n\n{text}"
+
+
+def document(text: str, sections: Mapping[str, str]) -> str:
+    """The page with these sections replaced; those of parts that were not run stay as they are."""
     before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{sections.strip()}\n\n{END}{after}"
+    old, _, after = rest.partition(END)
+    kept = {_heading(section): section.strip() for section in re.split(r"^(?=### )", old, flags=re.MULTILINE)}
+    kept |= {_heading(section): section.strip() for section in sections.values()}
+    first = sorted(kept, key=lambda heading: heading != ALL)
+    inside = "\n\n".join(kept[heading] for heading in first if kept[heading])
+    return f"{before}{BEGIN}\n\n{inside}\n\n{END}{after}"
+
+
+def _heading(section: str) -> str:
+    return section.strip().partition("\n")[0]
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min"
 
 
 def ms(values: Sequence[float]) -> str:

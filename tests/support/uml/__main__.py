@@ -1,7 +1,10 @@
 """`python -m tests.support.uml [--memory MIB] [--limit S] -- COMMAND…`: run anything on a real cgroup v2 kernel."""
 
 import argparse
+import signal
 import sys
+from types import FrameType
+from typing import NoReturn
 
 from tests.support.uml import runner
 
@@ -13,6 +16,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=300.0, metavar="S", help="end the guest after so long")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, _end)
     try:
         outcome = runner.run(
             options.command,
@@ -27,6 +31,11 @@ def main() -> int:
         sys.stderr.write(f"{outcome.console}\n{outcome.trouble}\n")
         return 124 if "within" in (outcome.trouble or "") else 125
     return outcome.status if outcome.status >= 0 else 128 - outcome.status
+
+
+def _end(number: int, _: FrameType | None) -> NoReturn:
+    # As an interrupt would: the guest is taken down on the way out.
+    sys.exit(128 + number)
 
 
 sys.exit(main())

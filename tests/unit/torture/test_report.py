@@ -22,12 +22,19 @@ def test_a_table_counts_rounds_effects_and_verdicts() -> None:
     assert "round 3: disk full\n  limits:\n    memory.high is 5" in report.findings([VERDICT, wrong])
 
 
-def test_the_page_keeps_what_is_around_the_section() -> None:
-    """Only what stands between the marks is replaced, again and again."""
-    page = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
-    once = report.document(page, "new")
-    assert once == f"before\n{report.BEGIN}\n\nnew\n\n{report.END}\nafter\n"
-    assert report.document(once, "new") == once
+def test_the_page_keeps_what_is_around_the_sections_and_parts_that_were_not_run() -> None:
+    """A section takes the place of the one with its heading, again and again; how all of it went stands first."""
+    page = f"before\n{report.BEGIN}\n\n### Soak\n\nold\n\n### Fuzz\n\nold too\n\n{report.END}\nafter\n"
+    sections = {
+        "soak": "### Soak\n\nnew",
+        "strain": "### Under pressure itself\n\nfast",
+        "all": f"{report.ALL}\n\nfine",
+    }
+    once = report.document(page, sections)
+    inside = f"{report.ALL}\n\nfine\n\n### Soak\n\nnew\n\n### Fuzz\n\nold too\n\n### Under pressure itself\n\nfast"
+    assert once == f"before\n{report.BEGIN}\n\n{inside}\n\n{report.END}\nafter\n"
+    assert report.document(once, sections) == once
+    assert report.dated("### Soak\n\nnew", "today.") == "### Soak\n\ntoday.\n\nnew"
 
 
 def test_memory_that_grows_from_round_to_round_is_told() -> None:
