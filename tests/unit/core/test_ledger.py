@@ -3,9 +3,9 @@
 import pytest
 
 from edgeguardd.core.config import Policy
-from edgeguardd.core.effects import CommandEnded, Effect, Fact, Note, SetTimer
+from edgeguardd.core.effects import CommandEnded, Deliver, Effect, Fact, Note, SetTimer
 from edgeguardd.core.events import AckReceived, SampleFailed, TargetDropped, TimerFired
-from edgeguardd.core.model import AckStatus, Action, Command, InForce, Level, Outcome
+from edgeguardd.core.model import AckStatus, Action, Command, InForce, Level, Outcome, Parameters
 from tests.support.script import EVERYTHING, MIB, Script, of
 
 RESTING = Policy(dwell_s=1, restore_dwell_s=1, lead_floor_s=0.01, lead_ceiling_s=0.01)
@@ -97,6 +97,13 @@ def test_the_floor_is_said_with_its_figures() -> None:
     assert notes(script.effects, "ladder_exhausted") == [Note("error", "ladder_exhausted", fields)]
 
 
+def test_an_escalation_is_said_with_its_figures() -> None:
+    """What less did not help: target, level, the rung that is asked now, and the bytes that are needed still."""
+    script = climbed(Policy(dwell_s=1, restore_dwell_s=1, repeat_s=3600), 650)
+    fields: dict[str, Fact] = {"target": "llm", "level": "elevated", "rung": "high", "needed_bytes": 650 * MIB}
+    assert notes(script.effects, "escalated") == [Note("warning", "escalated", fields)]
+
+
 def test_the_message_of_a_failure_goes_with_the_command() -> None:
     """What the server gave as the reason is in what is logged of the command's end."""
     script = Script()
@@ -112,6 +119,7 @@ def test_accepted_is_no_end() -> None:
     script.join(1, frozenset({Action.REDUCE_BATCH}))
     script.need(850)
     assert of(answer(script, Action.REDUCE_BATCH, AckStatus.ACCEPTED), CommandEnded) == []
+    assert [one.accepted for one in script.target.ledger.outstanding.values()] == [True]
     ended = of(answer(script, Action.REDUCE_BATCH, AckStatus.DONE), CommandEnded)
     assert [e.outcome for e in ended] == [Outcome.DONE]
 
@@ -214,6 +222,33 @@ def test_what_was_restricted_at_critical_is_given_back_at_elevated(supports: fro
         assert script.level() is Level.ELEVATED
         assert script.target.ledger.rung is Level.ELEVATED, kills
         assert script.target.ledger.obeyed() == InForce(1.0, True, True)
+
+
+def test_a_restriction_that_is_obeyed_frees_nothing_and_the_rung_stays() -> None:
+    """Only a trim that gave what it was asked for says that memory has come back."""
+    script = climbed(Policy(dwell_s=1, restore_dwell_s=1, repeat_s=3600), 650)
+    answer(script, Action.REDUCE_BATCH, AckStatus.DONE)
+    script.pass_time(1.9)
+    assert (script.level(), script.target.ledger.rung) == (Level.ELEVATED, Level.HIGH)
+
+
+def test_what_is_restored_says_all_that_is_free_again() -> None:
+    """After an emergency: batch, requests and model."""
+    script = Script(Policy(dwell_s=1, restore_dwell_s=1))
+    script.join()
+    script.need(500)
+    script.move(oom_kill=1)
+    for one in list(script.target.ledger.outstanding.values()):
+        script.ack(one.command)
+    script.need(50)
+    seen = len(script.effects)
+    for _ in range(20):
+        script.pass_time(1)
+        for one in list(script.target.ledger.outstanding.values()):
+            script.ack(one.command)
+    restores = [e.command for e in of(script.effects[seen:], Deliver) if e.command.action is Action.RESTORE]
+    free = Parameters(max_batch_ratio=1.0, accept_requests=True, model_loaded=True)
+    assert restores[-1].parameters == free
 
 
 def test_a_critical_level_holds_whatever_was_freed() -> None:
