@@ -7,6 +7,7 @@ protocoltext, conformance.cases. Downstream: cli.reference.
 import json
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 from msgspec import Struct, inspect
@@ -22,6 +23,8 @@ def page() -> str:
     """The whole page."""
     session = "\n".join(f"{side} {_spelled(message)}".rstrip() for side, message in SESSION)
     parts = [TEXT.replace("@SESSION@", session)]
+    for program in ("guarded", "server"):
+        parts[0] = parts[0].replace(f"@{program.upper()}@", _program(program))
     both, client = _split(typing.get_args(wire.ClientMessage), typing.get_args(wire.ServerMessage))
     _, server = _split(typing.get_args(wire.ServerMessage), typing.get_args(wire.ClientMessage))
     for title, messages, required in (
@@ -49,6 +52,11 @@ def page() -> str:
     parts.append(CONFORMANCE_TEXT)
     parts += [_case(case) for case in CASES]
     return "".join(parts)
+
+
+def _program(name: str) -> str:
+    """One of the smallest client's files; the page is made in a checkout."""
+    return (Path(__file__).parents[2] / "packaging/examples/smallest-client" / f"{name}.py").read_text()
 
 
 def _case(case: Case) -> str:

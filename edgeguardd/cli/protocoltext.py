@@ -149,7 +149,7 @@ TEXT = f"""\
 
 An inference server knows what it can give up; the kernel knows when memory is short. This protocol lets the one tell
 the other in time: `edgeguardd` asks, the server answers, the daemon checks that memory really came back, asks for more
-if it did not, and hands capacity back afterwards. It is plain enough for twenty lines of any language.
+if it did not, and hands capacity back afterwards. It is plain enough for sixty lines of any language.
 
 ## In short
 
@@ -206,25 +206,18 @@ To look (observers need not answer pings):
 (echo '{{"type":"hello","name":"me","role":"observer"}}'; cat) | nc -U {SocketConfig().path}
 ```
 
-To serve; `obey` returns "done", "failed" or "unsupported":
+To serve, with nothing but Python's standard library (3.8 or newer). It logs why it was refused, connects again after
+pauses that grow, carries out no command twice, and lifts what is in force when the daemon stays away. To be copied:
+[guarded.py](../../packaging/examples/smallest-client/guarded.py).
 
 ```python
-import json, socket
+@GUARDED@```
 
-with socket.socket(socket.AF_UNIX) as sock:
-    sock.connect("{SocketConfig().path}")
+A server gives it a function to call, and a thread, as `run()` does not return. The one below obeys the [test
+contract](../how-to/write-a-client.md#what-the-program-under-test-has-to-do), and passes `edgeguardctl conformance`:
 
-    def say(**message):
-        sock.sendall(json.dumps(message).encode() + b"\\n")
-
-    say(type="hello", name="my-server", target="self")
-    for line in sock.makefile("rb"):
-        message = json.loads(line)
-        if message["type"] == "command":
-            say(type="ack", seq=message["seq"], status=obey(message["action"], message["parameters"]))
-        elif message["type"] == "ping":
-            say(type="pong", id=message.get("id"))
-```
+```python
+@SERVER@```
 """
 
 CONFORMANCE_TEXT = """

@@ -21,8 +21,9 @@ from edgeguardd.conformance.play import play_all
 from edgeguardd.conformance.script import lines_of
 from tests.support import rawclient
 from tests.support.children import ending
-from tests.support.documents.pages import commands
-from tests.support.running import REPOSITORY
+from tests.support.documents.pages import blocks, commands
+from tests.support.faketree import FakeCgroup
+from tests.support.running import REPOSITORY, Daemon
 from tests.support.subscribers import no_leaked_descriptors
 from tests.support.wait import DEADLINE_S, eventually
 
@@ -123,18 +124,25 @@ def conformance(*argv: str) -> tuple[int, str]:
     return status, output.getvalue()
 
 
-def test_each_right_client_passes_every_case(c_example: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred lines of sockets, and the three clients of ours; the one in C with sanitizers on."""
+def printed(directory: Path) -> str:
+    """The smallest client and its server, as they stand on the protocol's page."""
+    for name, block in zip(("guarded.py", "server.py"), blocks("docs/reference/protocol.md", "python"), strict=True):
+        (directory / name).write_text(block.text)
+    return str(directory / "server.py")
+
+
+def test_each_right_client_passes_every_case(c_example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred lines of sockets, the one that the protocol's page prints, and ours; that in C with sanitizers on."""
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setenv("PYTHONPATH", REPOSITORY)
-    clients = {**CLIENTS, "c": [c_example]}
+    clients = {**CLIENTS, "c": [c_example], "page": [sys.executable, "-S", printed(tmp_path)]}
     # The cases that wait for the longest come first.
     names = sorted(BY_NAME, key=lambda name: name not in {"back-off", "lost", "gone", "old-acks"})
     pairs = [(client, name) for name in names for client in clients]
     results = all_played([(clients[client], name) for client, name in pairs], timeout_s=DEADLINE_S)
     passed = {pair: result.outcome is Outcome.PASSED for pair, result in zip(pairs, results, strict=True)}
     whys = {pair: result.why for pair, result in zip(pairs, results, strict=True) if not passed[pair]}
-    assert (whys, len(passed)) == ({}, 4 * len(CASES))
+    assert (whys, len(passed)) == ({}, len(clients) * len(CASES))
 
 
 def test_text_tells_outcome_rule_and_what_was_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,3 +269,19 @@ def grandchildren(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split() or [
         child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
     ]
+
+
+def test_the_client_of_the_page_says_why_it_was_refused(place: str, llm: FakeCgroup, tmp_path: Path) -> None:
+    """In the daemon's words, once and not with each try; afterwards that the daemon is gone."""
+    said = tmp_path / "said"
+    program = [sys.executable, "-S", printed(tmp_path)]
+    with Daemon(place, cgroup_root=f"{place}/tree") as daemon, open(said, "wb") as errors:
+        environment = {"EDGEGUARDD_SOCKET": daemon.socket_path, "EDGEGUARDD_LOST_AFTER_S": "30"}
+        process = subprocess.Popen(program, env=environment, stdin=subprocess.DEVNULL, stderr=errors)
+        with ending(process):
+            eventually(lambda: len(daemon.facts("peer_refused")) > 2, what="it tries again")
+            daemon.stop()
+            eventually(lambda: len(said.read_text().splitlines()) > 1, what="it says that nobody is there")
+    refused, gone = said.read_text().splitlines()
+    assert refused.startswith("edgeguardd: cannot ")
+    assert gone.startswith(f"edgeguardd: {daemon.socket_path}: ")

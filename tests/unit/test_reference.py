@@ -37,7 +37,7 @@ from edgeguardd.core.configparse import read
 from edgeguardd.core.model import Action, Outcome, Parameters
 from tests.support import logcalls
 from tests.support.fakedaemon import FakeDaemon
-from tests.support.wait import eventually, soon
+from tests.support.wait import soon
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "packaging/config/edgeguardd.toml"
@@ -217,36 +217,6 @@ def give(peer: Peer, line: str, how: How) -> None:
     if how is How.WITH_THE_NEXT:
         peer.give("", How.ALONE)
     peer.close()
-
-
-def test_the_smallest_client_works(tmp_path: Path) -> None:
-    """The program on the page subscribes, obeys, acks and answers pings, as it stands there."""
-    (program,) = re.findall(r"```python\n(.*?)```", page(), re.DOTALL)
-    with FakeDaemon(tmp_path) as daemon:
-        daemon.lines = [*daemon.lines, wire.encode(wire.Ping(id="p"))]
-        program = program.replace("/run/edgeguardd/edgeguardd.sock", daemon.socket_path)
-        opened: list[socket.socket] = []
-
-        def make(family: int) -> socket.socket:
-            opened.append(socket.socket(family))
-            return opened[-1]
-
-        ended = threading.Event()
-
-        def run() -> None:
-            names = {"obey": lambda action, parameters: "done" if parameters == {"release_bytes": 5} else "failed"}
-            exec(program.replace("socket.socket(", "make("), {**names, "make": make})  # noqa: S102
-            ended.set()
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        eventually(lambda: len(daemon.heard) == 3)
-        opened[0].shutdown(socket.SHUT_RDWR)
-        thread.join()
-    assert ended.is_set()
-    hello, ack, pong = daemon.heard
-    assert (hello["type"], ack["type"], ack["seq"], ack["status"]) == ("hello", "ack", 7, "done")
-    assert pong == {"type": "pong", "id": "p"}
 
 
 def test_a_kind_of_type_that_cannot_be_described_is_not_left_blank() -> None:
