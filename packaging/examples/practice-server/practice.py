@@ -215,8 +215,8 @@ def main() -> None:
     with contextlib.suppress(KeyboardInterrupt), contextlib.closing(cgroup):
         if not args.alone:
             guard.report(static_bytes=WEIGHTS, batch_limit=BATCH)
-            guard.start()
             say("waiting for edgeguardd: edgeguardd run --config practice.toml")
+            guard.start()
             while not guard.connected:
                 time.sleep(TICK_S)
         with contextlib.closing(guard):

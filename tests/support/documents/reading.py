@@ -58,7 +58,7 @@ def wait_for(staying: list[tuple[Command, Staying]]) -> None:
     def lacking() -> list[str]:
         found = []
         for command, terminal in staying:
-            assert not terminal.has_ended(), f"{where(command)}: {command.text} has ended"
+            assert not terminal.has_ended(), f"{where(command)}: {command.text} has ended\n{terminal.printed()}"
             if (missing := has_the_shape(terminal.printed(), command.shown)) is not None:
                 found.append(f"{where(command)}: shows {missing!r}")
         return found
@@ -72,12 +72,12 @@ def wait_for(staying: list[tuple[Command, Staying]]) -> None:
 
 def files(page: str) -> Iterator[tuple[str, str]]:
     """The files that a page prints: their first line is a comment that begins with their name."""
-    for block in blocks(page, "toml", "ini", "yaml"):
+    for block in blocks(page, "toml", "ini", "yaml", "python"):
         if name := file_name(block):
             yield name, block.text
 
 
 def file_name(block: Block) -> str | None:
     """What the block's first line calls it."""
-    named = re.match(r"# ([\w./@-]+\.(?:toml|service|socket|slice|conf|ya?ml))\b", block.text)
+    named = re.match(r"# ([\w./@-]+\.(?:toml|service|socket|slice|conf|ya?ml|py))\b", block.text)
     return named[1] if named else None

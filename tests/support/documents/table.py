@@ -102,8 +102,8 @@ PAGES: dict[str, dict[str, Row]] = {
         _WATCHER,
     ),
     "docs/tutorial/first-pressure.md": {
-        "python3 -m venv .venv && .venv/bin/pip install .": _SETUP,
-        ". .venv/bin/activate": _SETUP,
+        "python3 -m venv practice/venv && practice/venv/bin/pip install .": _SETUP,
+        ". practice/venv/bin/activate": _SETUP,
         "python packaging/examples/practice-server/practice.py --alone": Here((137,)),
         "python packaging/examples/practice-server/practice.py": Here(stays=True),
         "edgeguardd run --config practice.toml": Here(stays=True),
@@ -112,6 +112,7 @@ PAGES: dict[str, dict[str, Row]] = {
         "curl -s http://127.0.0.1:9464/metrics | grep '^edgeguardd_target_l\\|^edgeguardd_freed'": Here(),
         "edgeguardctl incidents --directory practice/state/recordings": Here(),
         "edgeguardctl incidents 1 --directory practice/state/recordings": Here(),
+        'env EDGEGUARDD_SOCKET="$PWD/practice/edgeguardd.sock" python mine.py': Here(stays=True),
     },
     "docs/how-to/beside-systemd-oomd.md": {"oomctl": _OOMD},
     "README.md": {
@@ -260,6 +261,10 @@ PAGES: dict[str, dict[str, Row]] = {
         "sed -i 's,/usr/bin/edgeguard,/opt/edgeguardd/bin/edgeguard,' /etc/systemd/system/edgeguardd*.service": _PLACED,
         "systemd-sysusers && systemd-tmpfiles --create edgeguardd.conf && systemctl daemon-reload": _INSTALLED,
         "systemctl enable --now edgeguardd.socket edgeguardd.service": _INSTALLED,
+        "systemctl restart NAME.service": Untestable("systemd's own, with the reader's server"),
+        "edgeguardctl audit NAME.service": ByTest(
+            "tests/component/test_docs_units.py::test_a_unit_with_the_drop_in_passes_the_audit"
+        ),
     },
     "docs/how-to/several-servers.md": {
         "edgeguardctl check-config edgeguardd.toml": Here(),
