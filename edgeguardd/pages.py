@@ -112,7 +112,7 @@ class Pages:
             "config": {"path": self._config_path},
             "ready": self.ready,
             "stale_s": self.stale_s(),
-            "worst_level": self._engine.worst_level().word,
+            "worst_level": self._engine.guard.worst_level().word,
             "machine": self._machine_row(now),
             "targets": [
                 {

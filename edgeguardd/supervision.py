@@ -32,7 +32,7 @@ class Supervision:
 
     def tell_status(self) -> None:
         """For `systemctl status`, when it has changed."""
-        worst = self._engine.worst_level()
+        worst = self._engine.guard.worst_level()
         raised = sum(1 for target in self._engine.targets.values() if target.level > Level.NORMAL)
         line = f"{worst.word}: {len(self._engine.targets)} targets, {raised} above normal"
         if line != self._status_line:

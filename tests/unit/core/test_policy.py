@@ -395,7 +395,7 @@ def test_the_machine_asks_the_lowest_priority_for_what_it_wants() -> None:
     (trim,) = commands(effects)
     assert trim.target == "llm"
     assert (trim.parameters.release_bytes or 0) // MIB == 1360 - 800 - 1
-    assert engine.worst_level() is Level.ELEVATED
+    assert engine.guard.worst_level() is Level.ELEVATED
     assert [n.event for n in of(effects, Note)] == ["machine_level_changed"]
 
 

@@ -174,7 +174,7 @@ def test_the_machines_level_goes_on_as_well() -> None:
     """Else what it asks of the targets would fall with each restart."""
     engine = Engine()
     engine.handle(StateRecalled((), KeptMachine(Level.HIGH, "little is available"), 0, WAIT_S), 0.0)
-    assert (engine.machine.level, engine.worst_level()) == (Level.HIGH, Level.HIGH)
+    assert (engine.machine.level, engine.guard.worst_level()) == (Level.HIGH, Level.HIGH)
 
 
 def test_kills_while_nobody_looked_are_said_and_raise_nothing() -> None:
