@@ -26,28 +26,32 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help=f"the file, - for standard input; without it {common.DEFAULT_CONFIG}"
     )
+    parser.add_argument("--config", metavar="FILE", help="the same, as other commands take it")
     shows = parser.add_mutually_exclusive_group()
     shows.add_argument("--show", action="store_true", help="print the configuration in force, every key written out")
     shows.add_argument(
         "--example", action="store_true", help="check nothing; print every key at its default, with what it means"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command; returns the exit status."""
+    if args.file is not None and args.config is not None:
+        args.usage_error(f"cannot check two files at once: write {args.file}, or --config {args.config}")
+    file = args.config if args.file is None else args.file
     if args.example:
         print(configtext.example(), end="")
         return common.OK
     try:
-        config = common.read_config(args.file)
+        config = common.read_config(file)
     except ConfigError as error:
         print(error)
         return common.FAILED
     if args.show:
         print(configtext.render(config), end="")
         return common.OK
-    named = common.config_path(args.file) or f"{common.DEFAULT_CONFIG} (missing, so the defaults)"
+    named = common.config_path(file) or f"{common.DEFAULT_CONFIG} (missing, so the defaults)"
     if named == common.STANDARD_INPUT:
         named = "standard input"
     print(f"{named}: ok, {len(config.targets)} target{'' if len(config.targets) == 1 else 's'}")

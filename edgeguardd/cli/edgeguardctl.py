@@ -27,6 +27,7 @@ from edgeguardd.cli import (
     subscribe,
     watch,
 )
+from edgeguardd.cli.parser import Parser
 
 # In the order of the help page.
 COMMANDS = (
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line of edgeguardctl."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="edgeguardctl",
         description="Look at edgeguardd, check its configuration, and see what subscribers see.",
         epilog="Exit status: 0 ok; 1 it did not work, one sentence on standard error says why; 2 wrong usage.",

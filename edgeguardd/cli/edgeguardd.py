@@ -13,6 +13,7 @@ import msgspec
 
 from edgeguardd import __version__
 from edgeguardd.cli import common
+from edgeguardd.cli.parser import Parser
 from edgeguardd.core.config import Config
 from edgeguardd.errors import ConfigError
 from edgeguardd.standins import without_openssl
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line of edgeguardd."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="edgeguardd",
         description="Ask inference servers to give memory back before the kernel takes it.",
         epilog="Exit status: 0 stopped as asked; 1 failed; 2 wrong usage or a configuration that cannot be used.",

@@ -24,6 +24,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         "parse",
         help="show what the daemon makes of a kernel file, as JSON",
         description="Parse a kernel file as the daemon does and print the outcome as JSON.",
+        epilog="Exit status: 0 parsed; 1 it could not be, and the JSON says why; 2 wrong usage.",
     )
     parser.add_argument("kind", nargs="?", metavar="KIND", help="memory.events, /proc/meminfo, …; --list shows all")
     parser.add_argument("file", nargs="?", default="-", metavar="FILE", help="the file; '-' or nothing: standard input")

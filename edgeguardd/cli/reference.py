@@ -17,6 +17,7 @@ from edgeguardd.cli import (
     clientpage,
     edgeguardctl,
     edgeguardd,
+    examples,
     httppage,
     logpage,
     manpages,
@@ -170,6 +171,7 @@ def _command(parser: argparse.ArgumentParser) -> str:
         lines += ["| Argument | Meaning |\n|---|---|", *rows, ""]
     if parser.epilog:
         lines.append(f"{parser.epilog}\n")
+    lines += [f"- `{line}`: {what}" for line, what in examples.of(parser.prog)]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""edgeguardctl size: from RAM, a model file and other services to limits and llama-server's flags.
+"""edgeguardctl size: from RAM, a model file or a measured peak, and other services to limits and flags.
 
 Must not: provision. Upstream: isolate.sizing. Downstream: edgeguardctl.
 """
@@ -15,30 +15,36 @@ from edgeguardd.core.confignames import check_service
 from edgeguardd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edgeguardd.isolate.sizing.advice import Advice
+    from edgeguardd.isolate.sizing.advice import Advice, Flags
 
 _MIB = 1 << 20
 _MAX_BYTES = 1 << 60
+NEXT = f"""\
+Next, as root, with the same arguments:
+
+  edgeguardctl size … --toml >> {common.DEFAULT_CONFIG}
+  edgeguardctl provision --dry-run"""
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register the command."""
     parser = subparsers.add_parser(
         "size",
-        help="propose limits and llama-server flags for a model",
+        help="propose limits for a model or a measured run, and llama-server flags",
         description="From RAM, the header of a GGUF model and what else runs: memory_high, memory_max and "
-        "llama-server's flags, with the arithmetic line by line. What --toml prints goes into edgeguardd.toml, for "
-        "`edgeguardctl provision`.",
+        "llama-server's flags, with the arithmetic line by line. For any other server, from the peak of a real run "
+        "(--measured). What --toml prints goes into edgeguardd.toml, for `edgeguardctl provision`.",
         epilog="Exit status: 0 it fits; 1 it does not, or the file is no model; 2 wrong usage.",
     )
     option = parser.add_argument
-    option("model", metavar="MODEL", help="the .gguf file; of a split one its first part")
+    option("model", metavar="MODEL", nargs="?", help="the .gguf file; of a split one its first part")
     option("--ram", metavar="SIZE", type=_size, help="RAM of the box; without it, this machine's")
     option(
         "--others",
         metavar="SIZE",
         type=_size,
-        help="what other services need; without it, what is in use here now (MemTotal - MemAvailable)",
+        help="what other services need; without it, what is in use here now (MemTotal - MemAvailable, less what the "
+        "measured cgroup holds)",
     )
     option("--ctx-size", metavar="N", type=common.count, help="tokens of one slot; without it, as many as fit")
     option("--parallel", metavar="N", type=common.count, default=1, help="slots (default: 1)")
@@ -47,15 +53,18 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     option(
         "--measured",
         metavar="SIZE|CGROUP",
-        help="peak of a real run: a size, or the cgroup's directory, whose memory.peak is read",
+        help="peak of a real run: a size, or the cgroup's directory, whose memory.peak is read; without MODEL, all "
+        "that is gone by",
     )
     option("--unit", metavar="UNIT", type=_unit, default="llama-server.service", help="the server's unit")
     option("--toml", action="store_true", help="print only the configuration")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command; returns the exit status. Raises EdgeguardError."""
+    if args.model is None and args.measured is None:
+        args.usage_error("cannot size nothing: name a .gguf MODEL, or give the peak of a real run with --measured SIZE")
     from edgeguardd.isolate.sizing.advice import Wish, advise  # noqa: PLC0415 - other commands do without
     from edgeguardd.isolate.sizing.model import CACHE_TYPES, load  # noqa: PLC0415
 
@@ -64,11 +73,13 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError([f"cannot size a cache of type {kind!r}: write one of {', '.join(CACHE_TYPES)}"])
     memory = _meminfo()
     ram = args.ram or memory["MemTotal"]
-    others = args.others if args.others is not None else max(0, memory["MemTotal"] - memory["MemAvailable"])
+    others = args.others
+    if others is None:
+        others = max(0, memory["MemTotal"] - memory["MemAvailable"] - _held(args.measured))
     wish = Wish(
         ram_bytes=ram,
         others_bytes=others,
-        model=load(args.model),
+        model=None if args.model is None else load(args.model),
         parallel=args.parallel,
         tokens=args.ctx_size,
         key_type=args.cache_type_k,
@@ -79,10 +90,14 @@ def run(args: argparse.Namespace) -> int:
     if args.toml:
         print(_toml(advice, args.unit), end="")
         return common.OK
-    print(f"{wish.model.name} ({wish.model.architecture})\n")
+    if wish.model is not None:
+        print(f"{wish.model.name} ({wish.model.architecture})\n")
     for line in advice.lines:
         print(f"{line.what:<22} {line.size_bytes / _MIB:>9.1f}M  {line.how}")
-    print(f"\nedgeguardd.toml:\n\n{_toml(advice, args.unit)}\nllama-server:\n\n{_flags(advice, args.model)}")
+    print(f"\nedgeguardd.toml:\n\n{_toml(advice, args.unit)}")
+    if advice.flags is not None:
+        print(f"llama-server:\n\n{_flags(advice.flags, args.model)}\n")
+    print(NEXT)
     return common.OK
 
 
@@ -101,12 +116,25 @@ def _toml(advice: "Advice", unit: str) -> str:
     return slice_ + service + protected
 
 
-def _flags(advice: "Advice", model: str) -> str:
-    words = ["llama-server", "--model", model, "--ctx-size", str(advice.tokens * advice.parallel)]
-    words += ["--parallel", str(advice.parallel), "--cache-ram", str(advice.cache_ram_bytes // _MIB)]
-    if (advice.key_type, advice.value_type) != ("f16", "f16"):
-        words += ["--cache-type-k", advice.key_type, "--cache-type-v", advice.value_type]
+def _flags(flags: "Flags", model: str) -> str:
+    words = ["llama-server", "--model", model, "--ctx-size", str(flags.tokens * flags.parallel)]
+    words += ["--parallel", str(flags.parallel), "--cache-ram", str(flags.cache_ram_bytes // _MIB)]
+    if (flags.key_type, flags.value_type) != ("f16", "f16"):
+        words += ["--cache-type-k", flags.key_type, "--cache-type-v", flags.value_type]
     return shlex.join(words)
+
+
+def _held(measured: str | None) -> int:
+    """What the measured cgroup holds of its own now: it is in use, and by no other service."""
+    held = 0
+    try:
+        with open(os.path.join(measured or "", "memory.stat")) as file:
+            for line in file:
+                name, _, figure = line.strip().partition(" ")
+                held += int(figure) if name in {"anon", "shmem"} and figure.isascii() and figure.isdigit() else 0
+    except OSError:
+        return 0
+    return held
 
 
 def _measured(word: str) -> int:

@@ -6,6 +6,7 @@ Downstream: edgeguardctl.
 
 import argparse
 import json
+import sys
 
 import msgspec
 
@@ -15,6 +16,11 @@ from edgeguardd.core.model import AckEffect, AckStatus, Action, Role
 from edgeguardd.errors import EdgeguardError, ProtocolError
 
 NO_ACK = "none"
+# For people: a program that reads the lines has no use for it.
+OBSERVER = (
+    "edgeguardctl: an observer gets levels only; for commands and their outcome take `edgeguardctl watch`, to be asked "
+    "like a server --role inference"
+)
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -24,8 +30,9 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         parents=[daemonlink.options(socket=True)],
         help="print what a subscriber gets, and ack commands if asked to",
         description="Connect as a subscriber and print each line the daemon sends, as it comes. Observers, the "
-        "default, get levels; with --role inference this command is asked for memory like a server, and what it "
-        "leaves unanswered counts as failed. Pings are answered and not printed.",
+        "default, get levels only; who is asked for what, and what came of it, is in `edgeguardctl watch`. With "
+        "--role inference this command is asked for memory like a server, and what it leaves unanswered counts as "
+        "failed. Pings are answered and not printed.",
         epilog="Exit status: 0 as many lines as wanted, an interrupt, or the daemon said bye; 1 refused or cut off.",
     )
     add_argument = parser.add_argument
@@ -49,7 +56,10 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command; returns the exit status. Raises EdgeguardError."""
-    link = daemonlink.Link(daemonlink.socket_path(args), _hello(args))
+    hello = _hello(args)
+    link = daemonlink.Link(daemonlink.socket_path(args), hello)
+    if hello.role is Role.OBSERVER and sys.stderr.isatty():
+        print(OBSERVER, file=sys.stderr)
     try:
         return _follow(link, None if args.ack in {None, NO_ACK} else AckStatus(args.ack), args.count)
     except KeyboardInterrupt:

@@ -98,6 +98,23 @@ def test_subscribe_prints_the_lines_as_they_come(daemon: FakeDaemon) -> None:
     assert daemon.heard[1] == {"type": "pong", "id": "p1"}
 
 
+@pytest.mark.parametrize(("role", "told"), [("observer", True), ("inference", False)])
+def test_an_observer_at_a_terminal_is_told_where_commands_are_shown(daemon: FakeDaemon, role: str, told: bool) -> None:
+    """He gets levels only, and would wait for them; the lines themselves stay as they are."""
+    parent, child = pty.openpty()
+    words = ["subscribe", "--socket", daemon.socket_path, "--count", "3", "--role", role]
+    done = subprocess.run([*CTL, *words], stdout=subprocess.PIPE, stderr=child, timeout=TIMEOUT_S, check=True)
+    os.close(child)
+    os.set_blocking(parent, False)
+    try:
+        said = os.read(parent, 4096)
+    except OSError:  # EIO: the other side is closed, and nothing was said
+        said = b""
+    os.close(parent)
+    assert (b"take `edgeguardctl watch`" in said) is told
+    assert len(objects(done.stdout.decode())) == 3
+
+
 @pytest.mark.parametrize("ack", ["done", "failed", "unsupported", "accepted"])
 def test_subscribe_acks_as_it_is_told(daemon: FakeDaemon, ack: str) -> None:
     """--ack makes it a server that answers each command."""

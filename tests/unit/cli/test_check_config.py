@@ -26,6 +26,18 @@ def test_a_good_file_is_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == f"{tmp_path}/f.toml: ok, 1 target\n"
 
 
+def test_the_file_may_be_named_as_other_commands_take_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--config FILE; both at once are refused, with both."""
+    path = str(tmp_path / "f.toml")
+    Path(path).write_text("max_targets = 0\n")
+    assert main(["check-config", "--config", path]) == 1
+    assert capsys.readouterr().out.startswith(f"{path}: line 1: ")
+    with pytest.raises(SystemExit) as caught:
+        main(["check-config", path, "--config", "other.toml"])
+    assert caught.value.code == 2
+    assert f"write {path}, or --config other.toml" in capsys.readouterr().err
+
+
 def test_a_bad_file_lists_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A fault a line, each with the file, the line and the remedy; exit status 1."""
     assert check(tmp_path, "max_targets = 0\nself_targets = 1\n") == 1

@@ -1,11 +1,12 @@
 """The commands of edgeguardctl as a whole."""
 
+import shlex
 import subprocess
 import sys
 
 import pytest
 
-from edgeguardd.cli import edgeguardctl
+from edgeguardd.cli import edgeguardctl, edgeguardd, examples
 from edgeguardd.cli.edgeguardctl import main
 
 
@@ -15,7 +16,47 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
     assert caught.value.code == 0
-    assert f"usage: edgeguardctl {command}" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"usage: edgeguardctl {command}" in told
+    assert f"\nexamples:\n  {examples.of(f'edgeguardctl {command}')[0][0]}\n" in told
+    assert "Exit status: 0 " in " ".join(told.split())
+    assert max(map(len, told.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("argv", "usage", "sentence"),
+    [
+        (["status", "--htpp", "x"], "edgeguardctl status", "cannot use '--htpp': no such option; did you mean --http?"),
+        (["status", "--jsn=1"], "edgeguardctl status", "cannot use '--jsn=1': no such option; did you mean --json?"),
+        (["oom", "a", "b"], "edgeguardctl oom", "cannot use 'b': it is one argument too many; see edgeguardctl oom"),
+        (["audit", "--qqqqqqq"], "edgeguardctl audit", "cannot use '--qqqqqqq': no such option; see --help"),
+        (["bridge", "ollama", "--ulr", "x"], "edgeguardctl bridge ollama", "did you mean --url?"),
+        (["stauts"], "edgeguardctl", "cannot use 'stauts': no such command; did you mean status?"),
+        (["bridge", "olama"], "edgeguardctl bridge", "cannot use 'olama': no such server; did you mean ollama?"),
+        (["status", "\x1b[2J"], "edgeguardctl status", "cannot use '\\x1b[2J': it is one argument too many"),
+    ],
+)
+def test_what_nobody_knows_is_told_by_its_command(
+    argv: list[str], usage: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With that command's own usage, and what was probably meant."""
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"usage: {usage} [")
+    assert f"{usage}: error: {sentence}" in told or sentence in told.splitlines()[-1]
+
+
+def test_every_example_is_one_that_its_command_takes() -> None:
+    """And every command has one, in its help and in the reference."""
+    parsers = {"edgeguardctl": edgeguardctl.parser(), "edgeguardd": edgeguardd.parser()}
+    for line in examples.all_lines():
+        command = next(part for part in line.split(" | ") if part.startswith("edgeguard"))
+        program, *words = shlex.split(command)
+        assert callable(parsers[program].parse_args(words).run), line
+    for name in edgeguardctl.names():
+        assert examples.of(f"edgeguardctl {name}"), name
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Headers of GGUF files: good ones, hostile ones, cut ones; and the arithmetic that stands on them."""
 
+import re
 import struct
 from pathlib import Path
 
@@ -106,8 +107,10 @@ def test_the_arithmetic_adds_up(tmp_path: Path) -> None:
 def test_as_long_a_context_as_fits_is_proposed(tmp_path: Path) -> None:
     """Less than the model was made for, where that would not fit; a quantised cache holds more."""
     found = load(model(tmp_path))
-    plain = advise(Wish(8 * GIB, GIB, found))
-    packed = advise(Wish(8 * GIB, GIB, found, key_type="q8_0", value_type="q8_0"))
+    plain = advise(Wish(8 * GIB, GIB, found)).flags
+    packed = advise(Wish(8 * GIB, GIB, found, key_type="q8_0", value_type="q8_0")).flags
+    assert plain is not None
+    assert packed is not None
     assert 512 <= plain.tokens < packed.tokens <= 32768
     assert plain.tokens % 256 == 0
 
@@ -116,6 +119,39 @@ def test_a_measured_peak_replaces_the_estimate(tmp_path: Path) -> None:
     """Though the weights are at least their file."""
     advice = advise(Wish(8 * GIB, GIB, load(model(tmp_path)), tokens=512, measured_bytes=5 * GIB))
     assert advice.high_bytes > 5 * GIB
+
+
+def test_a_measured_peak_alone_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server of any kind: limits above what it took, no flags of llama-server's, and what to type next."""
+    words = ["size", "--ram", "8G", "--others", "1G", "--measured", "2G"]
+    assert edgeguardctl.main(words) == 0
+    shown = capsys.readouterr().out
+    assert 'memory_high = "2253M"\nmemory_max = "2651M"' in shown
+    assert "llama-server:" not in shown
+    assert "edgeguardctl provision --dry-run" in shown
+    assert edgeguardctl.main([*words, "--toml"]) == 0
+    (tmp_path / "f.toml").write_text(capsys.readouterr().out)
+    assert edgeguardctl.main(["check-config", str(tmp_path / "f.toml")]) == 0
+    assert edgeguardctl.main([*words[:-1], "7G"]) == 1
+    assert "cannot fit a server that took 7168M: that is 1424M more than the" in capsys.readouterr().err
+
+
+def test_what_the_measured_server_holds_now_is_no_other_services(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Measured while it runs, its memory is in use; counted twice, nothing would fit."""
+    (tmp_path / "memory.peak").write_text(f"{GIB // 2}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {1 << 60}\nfile 5\n")
+    assert edgeguardctl.main(["size", "--ram", "64G", "--measured", str(tmp_path)]) == 0
+    assert re.search(r"^- other services +-?0.0M", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_neither_model_nor_peak_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """With what to give."""
+    with pytest.raises(SystemExit) as caught:
+        edgeguardctl.main(["size", "--ram", "8G"])
+    assert caught.value.code == 2
+    assert "name a .gguf MODEL, or give the peak of a real run with --measured SIZE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("tokens", [None, 65536])
