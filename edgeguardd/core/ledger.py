@@ -1,12 +1,11 @@
-"""From a level to commands, and from answers to the next command: one target's ladder, escalation and restores.
+"""From a level to commands, and from answers to the next command: one target's ladder, up and down.
 
-Must not: judge memory (policy does), read a clock, know sockets. Upstream: ladder, commands. Downstream: engine.
+Must not: judge memory (policy does), read a clock, know sockets. Upstream: ladder, commands, restores. Downstream:
+engine.
 
 The rung is what is in force: it rises with the level at once, and one further when a round of commands brought
 nothing; it falls one at a time, each after its own dwell.
 """
-
-from msgspec import Struct
 
 from edgeguardd.core.commands import Commands, Numbers, Outstanding
 from edgeguardd.core.config import Policy, Step
@@ -16,17 +15,10 @@ from edgeguardd.core.growth import Lead
 from edgeguardd.core.kept import Course
 from edgeguardd.core.ladder import Situation, parameters_of, restrictions
 from edgeguardd.core.model import AckStatus, Action, InForce, Level, Outcome, Parameters
+from edgeguardd.core.restores import Restores, Subscriber
 
 # At the floor repeats stop until needed bytes have grown by this share of the limit.
 FLOOR_GROWTH_SHARE = 0.02
-
-# A restore may include loading a model again; a wrong guess here only delays the retry.
-RESTORE_DEADLINE_S = 30.0
-
-# A restore that failed is tried again after a pause that doubles; after so many it is said, and tried on.
-RESTORE_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 60.0
-RESTORE_ATTEMPTS_SAID = 3
 
 # Requests are let in again when there is room for so many of them: one would close the gate at once.
 REOPEN_REQUESTS = 2
@@ -38,23 +30,6 @@ _OUTCOME_OF = {
 
 # Answers of a server that is there: what it cannot give after these is what it holds at rest.
 _ANSWERS = frozenset({Outcome.INEFFECTIVE, Outcome.FAILED, Outcome.UNSUPPORTED})
-
-
-class Subscriber(Struct):
-    """One inference server of this target. A number below 0: it is expected back (resume).
-
-    applied  the lasting steps that need not be asked again: on their way, or done
-    told     the lasting steps that may be in force there: a server that answers late, or says `failed`, may have obeyed
-    """
-
-    id: int
-    name: str
-    supports: frozenset[Action]
-    applied: dict[Action, Parameters] = {}
-    told: dict[Action, Parameters] = {}
-    restore_attempts: int = 0
-    restore_at: float | None = None
-    pid: int = 0
 
 
 class Ledger:
@@ -74,8 +49,9 @@ class Ledger:
         self.exhausted = False
         self.floor_bytes: int | None = None
         self.rejecting = False
-        self._lead = lead
         self.course = Course()
+        self._lead = lead
+        self._restores = Restores(target, self.commands, self.subscribers)
         self._restore_armed = False
 
     @property
@@ -181,6 +157,10 @@ class Ledger:
             self._step_down(Level(self.rung - 1), at, out)
         self.follow(at, out)
 
+    def restore_owed(self, at: Situation, out: list[Effect]) -> None:
+        """The pause after a failed restore is over for somebody."""
+        self._restores.again(self.in_force(), at, out)
+
     def reset(self, at: Situation, out: list[Effect]) -> None:
         """The cgroup is gone: whatever was asked of its processes is void; bridges outside it are restored."""
         for one in list(self.outstanding.values()):
@@ -284,7 +264,7 @@ class Ledger:
         self.commands.end(one, outcome, at, out)
         subscriber, action = self.subscribers[one.subscriber], one.command.action
         if action is Action.RESTORE:
-            self._after_restore(subscriber, outcome, at, out)
+            self._restores.ended(subscriber, outcome, at, out)
             return
         if outcome is Outcome.DONE:
             self.course.helped = True
@@ -324,7 +304,7 @@ class Ledger:
                         self._ask(subscriber, step, at, out)
             elif Action.REJECT_REQUESTS in subscriber.told:
                 subscriber.applied.pop(Action.REJECT_REQUESTS, None)
-                self._restore_anew(subscriber, at, out)
+                self._restores.anew(subscriber, self.in_force(), at, out)
 
     # Restoring
 
@@ -360,32 +340,11 @@ class Ledger:
         for subscriber in self.subscribers.values():
             subscriber.applied = self._lasting_steps(subscriber, at)
             if subscriber.told != subscriber.applied:
-                self._restore_anew(subscriber, at, out)
+                self._restores.anew(subscriber, self.in_force(), at, out)
         if to is Level.NORMAL:
             self.exhausted = False
             self.course.rest_bytes = None
             out.append(Note("info", "restored", {"target": self.target, "subscribers": len(self.subscribers)}))
-
-    def restore_owed(self, at: Situation, out: list[Effect]) -> None:
-        """The pause after a failed restore is over for somebody."""
-        for subscriber in self.subscribers.values():
-            if subscriber.restore_at is not None and subscriber.restore_at <= at.now:
-                self._restore(subscriber, at, out)
-
-    def _restore_anew(self, subscriber: Subscriber, at: Situation, out: list[Effect]) -> None:
-        subscriber.restore_attempts = 0
-        self._restore(subscriber, at, out)
-
-    def _restore(self, subscriber: Subscriber, at: Situation, out: list[Effect]) -> None:
-        state = self.in_force()
-        parameters = Parameters(
-            max_batch_ratio=state.max_batch_ratio,
-            accept_requests=state.accept_requests,
-            model_loaded=state.model_loaded,
-        )
-        subscriber.restore_attempts += 1
-        subscriber.restore_at = None
-        self.commands.send(subscriber.id, Action.RESTORE, parameters, RESTORE_DEADLINE_S, at, out)
 
     def _lasting_steps(self, subscriber: Subscriber, at: Situation) -> dict[Action, Parameters]:
         return {
@@ -395,19 +354,3 @@ class Ledger:
             and step.action in subscriber.supports
             and (self.rejecting or step.action is not Action.REJECT_REQUESTS)
         }
-
-    def _after_restore(self, subscriber: Subscriber, outcome: Outcome, at: Situation, out: list[Effect]) -> None:
-        """What was restored is not in force any more; what could not be is tried again, for as long as it is owed."""
-        if outcome is Outcome.DONE:
-            subscriber.told = dict(subscriber.applied)
-            return
-        if subscriber.restore_attempts == RESTORE_ATTEMPTS_SAID or outcome is Outcome.UNSUPPORTED:
-            fields: dict[str, Fact] = {"target": self.target, "subscriber": subscriber.name, "outcome": outcome.value}
-            out.append(Note("error", "restore_failed", fields))
-        if outcome is not Outcome.UNSUPPORTED:
-            pause_s = min(LONGEST_PAUSE_S, RESTORE_PAUSE_S * 2.0 ** min(subscriber.restore_attempts, 8))
-            subscriber.restore_at = at.now + pause_s
-            out.append(SetTimer(f"owed:{self.target}", self._first_owed()))
-
-    def _first_owed(self) -> float:
-        return min(s.restore_at for s in self.subscribers.values() if s.restore_at is not None)

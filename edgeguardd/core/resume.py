@@ -16,10 +16,11 @@ from edgeguardd.core.effects import Deliver, Effect, Fact, Note, SetTimer
 from edgeguardd.core.events import AckReceived
 from edgeguardd.core.kept import Course, KeptCommand, KeptMachine, KeptSubscriber, KeptTarget
 from edgeguardd.core.ladder import Situation
-from edgeguardd.core.ledger import Ledger, Subscriber
+from edgeguardd.core.ledger import Ledger
 from edgeguardd.core.machine import MachineGauge
 from edgeguardd.core.model import AckStatus, Action, Level, Outcome
 from edgeguardd.core.policy import bounded_flaps
+from edgeguardd.core.restores import Subscriber
 from edgeguardd.core.target import Target
 
 # Whoever comes back in the last moment gets this long for what it is told again.

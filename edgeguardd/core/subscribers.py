@@ -8,8 +8,8 @@ from edgeguardd.core import gate, resume
 from edgeguardd.core.effects import AnswerAdmit, Disconnect, Effect, Refuse, Welcome
 from edgeguardd.core.events import AckReceived, AdmitAsked, ReportReceived, SubscriberJoined, SubscriberLeft
 from edgeguardd.core.guard import Guard
-from edgeguardd.core.ledger import Subscriber
 from edgeguardd.core.model import InForce, Report, Role
+from edgeguardd.core.restores import Subscriber
 from edgeguardd.core.target import Target
 
 
