@@ -26,15 +26,17 @@ ignored and said. Then it asks the rules. How to use it: [audit your units](../h
 | `{PASS}` | the rule is kept |
 | `{FAIL}` | it is broken |
 | `{FAIL_UNSET}` | broken, because a value that it compares is not set |
-| `{JUDGEMENT}` | the rule's text does not decide: a person has to; never makes the exit status 1 |
+| `{JUDGEMENT}` | right if it is meant so, which no rule can tell: a person looks (`review` in the text); \
+never makes the exit status 1 |
 
 A unit that is masked or does not load has no verdicts; one that does not load is a finding `{unit_loads}`. Rules
 that do not apply to a unit, by its type, its role or its settings, are left out.
 
 ## Rules
 
-Of two severities the second is for units of the role `other` that nobody has limited: distributions set no limits, so
-that `--all` would call every unit of an ordinary box an error.
+Of several severities the first is for inference servers, the second for all other units, a third for units of the role
+`other` that nobody has limited: distributions set no limits, and `--all` would call every unit of an ordinary box an
+error.
 
 | Rule | Severity | Role | It says | What to do |
 |---|---|---|---|---|
@@ -106,7 +108,7 @@ Sizes and time spans are written and compared as systemd has them (`"8G"`, `"5s"
 ## Units that are not plain
 
 - A unit without a role is `inference` when it is named; with `--all` only if its name or program is that of an
-  inference server, and `other` otherwise.
+  inference server, and `other` otherwise. `edgeguardd.service` is `critical`, its bridges are `other`.
 - A template (`llama@.service`) is audited as its instance `{instance}`.
 - `--all` takes every service and slice in the search path, and instances that a `.wants` or `.requires` folder
   names; with `--search-path` templates as well.
@@ -126,8 +128,8 @@ and in force. `--new TITLE` writes the next record from the template.
 
 
 def _severities(rule: Rule) -> str:
-    """The second one is for units of the role `other` without any limit."""
-    return str(rule.severity) if rule.unlimited is None else f"{rule.severity}, {rule.unlimited}"
+    """Of servers, of other units, of those without any limit; as far as they differ."""
+    return ", ".join(str(severity) for severity in (rule.severity, rule.elsewhere, rule.unlimited) if severity)
 
 
 def page() -> str:

@@ -69,7 +69,8 @@ class Answer(Struct, frozen=True):
 class Rule(Struct, frozen=True):
     """One rule. `check` answers None where the rule does not apply to the unit.
 
-    unlimited: the severity for a unit of the role `other` that nobody has limited: distributions set none.
+    elsewhere: the severity for units that are no inference servers; None: the same.
+    unlimited: that for a unit of the role `other` that nobody has limited: distributions set none.
     """
 
     id: str
@@ -80,6 +81,7 @@ class Rule(Struct, frozen=True):
     check: Callable[[Subject], Answer | None]
     kinds: tuple[str, ...] = ("service",)
     roles: tuple[Role, ...] = tuple(Role)
+    elsewhere: Severity | None = None
     unlimited: Severity | None = None
 
 

@@ -26,6 +26,8 @@ _SERVERS = (
     *("trtllm", "ovms", "openvino", "onnx", "mlc_llm", "koboldcpp", "lmdeploy", "aphrodite", "inference", "llm"),
 )
 
+_OWN = (("edgeguardd.service", Role.CRITICAL), ("edgeguardd-bridge@*.service", Role.OTHER))
+
 
 class Finding(Struct, frozen=True):
     """One thing to say of a unit: a broken rule, a judgement, or a unit that does not load."""
@@ -69,9 +71,10 @@ class Assignments(Struct, frozen=True):
     def role_of(self, unit: Unit) -> Role:
         """The role of a unit: the first glob that fits; without one it is what the rules are about, inference.
 
-        Where roles are guessed, only a unit whose name or program is that of an inference server is one.
+        Where roles are guessed, only a unit whose name or program is that of an inference server is one. The guard
+        itself is none, though its bridges have a server's name in theirs.
         """
-        said = next((role for glob, role in self.roles if fnmatch.fnmatchcase(unit.name, glob)), None)
+        said = next((role for glob, role in (*self.roles, *_OWN) if fnmatch.fnmatchcase(unit.name, glob)), None)
         if said is not None:
             return said
         words = [unit.name, *(command.line() for command in unit.values.get("ExecStart", ()))]
@@ -121,8 +124,11 @@ def report(
 
 def _severity(rule: Rule, role: Role, unit: Unit) -> Severity:
     """A server without a limit is a fault; of the eighty others on a box each has none, as its distribution made it."""
+    if role is Role.INFERENCE:
+        return rule.severity
     limited = any(unit.values[key] != INFINITE for key in ("MemoryHigh", "MemoryMax", "MemoryLimit"))
-    return rule.severity if limited or role is not Role.OTHER or rule.unlimited is None else rule.unlimited
+    bare = None if limited or role is Role.CRITICAL else rule.unlimited
+    return bare or rule.elsewhere or rule.severity
 
 
 def _reason(rule: str, unit: str, by_comment: Mapping[str, Ignore], given: Assignments) -> str | None:

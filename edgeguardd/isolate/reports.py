@@ -30,7 +30,7 @@ def text(reports: Sequence[Report], *, brief: bool = False) -> list[str]:
     broken = [f for report in reports for f in report.findings if _counts(f)]
     counted = {severity: sum(f.severity is severity for f in broken) for severity in Severity}
     summary = ", ".join(f"{number} {severity}{'' if number == 1 else 's'}" for severity, number in counted.items())
-    lines.append(f"{len(reports)} unit{'' if len(reports) == 1 else 's'}: {summary}")
+    lines.append(f"{len(reports)} unit{'' if len(reports) == 1 else 's'}: {summary}{_review(reports)}")
     return lines
 
 
@@ -87,6 +87,12 @@ def _counts(finding: Finding) -> bool:
     return finding.verdict in BROKEN and finding.ignored is None
 
 
+def _review(reports: Sequence[Report]) -> str:
+    """How much a person has to look at; nothing where there is nothing."""
+    number = sum(f.verdict is Verdict.JUDGEMENT and f.ignored is None for report in reports for f in report.findings)
+    return f", {number} to review" if number else ""
+
+
 def _unit(report: Report) -> list[str]:
     unit = report.unit
     state = "" if unit.load_state == LOADED else f" [{unit.load_state}]"
@@ -99,11 +105,13 @@ def _unit(report: Report) -> list[str]:
         if finding.ignored is not None:
             lines.append(_safe(f"  ignored  {finding.rule}: {finding.why} (reason: {finding.ignored})"))
             continue
-        word = "decide" if finding.verdict is Verdict.JUDGEMENT else str(finding.severity)
+        word = "review" if finding.verdict is Verdict.JUDGEMENT else str(finding.severity)
         lines.append(_safe(f"  {word:8} {finding.rule}: {finding.why}"))
         lines.append(_safe(f"           {finding.file}:{finding.line}"))
         if finding.verdict in BROKEN:
             lines.append(_safe(f"           {finding.remedy}" + (f" ({finding.adr})" if finding.adr else "")))
+        else:
+            lines.append(_safe(f"           Right if it is meant so, and no rule can tell. Else: {finding.remedy}"))
     kept = sum(verdict is Verdict.PASS for verdict in report.verdicts.values())
     return [*lines, f"  {kept} of {len(report.verdicts)} rules kept"]
 

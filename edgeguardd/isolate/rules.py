@@ -24,6 +24,7 @@ RULES = (
         memory.max_set,
         _LIMITED,
         unlimited=Severity.NOTE,
+        elsewhere=Severity.WARNING,
     ),
     Rule(
         "memory_high_below_max",
@@ -43,7 +44,7 @@ RULES = (
         ADR,
         memory.swap_max_set,
         _LIMITED,
-        unlimited=Severity.NOTE,
+        elsewhere=Severity.NOTE,
     ),
     Rule(
         "throttling_has_room",
@@ -53,6 +54,7 @@ RULES = (
         ADR,
         memory.gap_for_throttling,
         _LIMITED,
+        elsewhere=Severity.NOTE,
     ),
     Rule(
         "memory_max_below_ram",
@@ -99,6 +101,7 @@ RULES = (
         ADR,
         service.runs_here,
         unlimited=Severity.NOTE,
+        elsewhere=Severity.WARNING,
     ),
     Rule(
         "no_memory_limit_key",
@@ -143,6 +146,7 @@ RULES = (
         "Set OOMPolicy=kill: the kernel then ends all of the unit at once, and Restart= brings it back whole.",
         ADR,
         service.oom_policy,
+        elsewhere=Severity.NOTE,
     ),
     Rule(
         "restart_on_failure_with_sec",
@@ -151,6 +155,7 @@ RULES = (
         "Set Restart=on-failure and RestartSec=5s.",
         ADR,
         service.restart_with_pause,
+        elsewhere=Severity.NOTE,
     ),
     Rule(
         "restart_is_bounded",
@@ -167,6 +172,7 @@ RULES = (
         "Set NoNewPrivileges=yes.",
         ADR,
         service.no_new_privileges,
+        elsewhere=Severity.NOTE,
     ),
     Rule(
         "protect_system_strict",
@@ -175,6 +181,7 @@ RULES = (
         "Set ProtectSystem=strict, and ReadWritePaths= or StateDirectory= for what the service writes.",
         ADR,
         service.protect_system,
+        elsewhere=Severity.NOTE,
     ),
     Rule(
         "capabilities_bounded",
@@ -191,6 +198,7 @@ RULES = (
         "Name the directories that the service writes to, such as ReadWritePaths=/var/lib/llama.",
         ADR,
         service.write_paths,
+        elsewhere=Severity.NOTE,
     ),
     Rule(
         "sandbox_not_skipped",
@@ -199,6 +207,7 @@ RULES = (
         'Remove the "+"; what needs root goes into an ExecStartPre=+ of its own.',
         ADR,
         service.sandboxed,
+        elsewhere=Severity.NOTE,
     ),
     Rule(
         "settings_accepted",

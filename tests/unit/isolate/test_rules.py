@@ -203,6 +203,30 @@ def test_what_a_distribution_has_left_without_limits_is_no_error(tmp_path: Path)
     assert judged(bare, own).broken(Severity.ERROR)
 
 
+@pytest.mark.parametrize(
+    ("name", "role"), [("edgeguardd.service", Role.CRITICAL), ("edgeguardd-bridge@llama.service", Role.OTHER)]
+)
+def test_the_guard_is_no_inference_server(name: str, role: Role, tmp_path: Path) -> None:
+    """It has to live, and a bridge serves nothing, though it has a server's name; a [[role]] may say otherwise."""
+    unit = loaded(tmp_path, {name: f"[Service]\n{RUN}"}, name)
+    assert judged(unit).role is role
+    assert judged(unit, Assignments(guess=True)).role is role
+    assert judged(unit, Assignments((("edge*", Role.INFERENCE),))).role is Role.INFERENCE
+
+
+def test_units_that_are_no_servers_are_judged_less_severely(tmp_path: Path) -> None:
+    """How a distribution sandboxes and restarts its own is worth a note; what is wrong in a file stays an error."""
+    unit = service(tmp_path, "MemoryHigh=1G\nMemoryMax=x\n")
+    found = {one.rule: one.severity for one in judged(unit, Assignments(guess=True)).findings}
+    sandbox = ("no_new_privileges", "protect_system_strict", "restart_on_failure_with_sec")
+    assert [found[rule] for rule in sandbox] == [Severity.NOTE] * 3
+    assert found["memory_max_set"] is Severity.WARNING
+    assert found["settings_accepted"] is Severity.ERROR
+    servers = {one.rule: one.severity for one in judged(unit).findings}
+    assert [servers[rule] for rule in sandbox] == [Severity.WARNING] * 3
+    assert servers["memory_max_set"] is Severity.ERROR
+
+
 def test_an_ignore_with_a_reason_takes_one_rule_out(tmp_path: Path) -> None:
     """The verdict stays; the finding shows the reason and does not count. A drop-in can say it too."""
     unit = service(
