@@ -9,13 +9,16 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
+from edgeguardd.core.configparse import read
 from edgeguardd.kernel.names import found_name
 from edgeguardd.kernel.resolve import Glob
 from tests.support import kustomize, pods
@@ -24,7 +27,14 @@ from tests.support.documents.place import Place
 from tests.support.running import REPOSITORY
 
 DOCKER, KUBERNETES = "docs/how-to/docker.md", "docs/how-to/kubernetes.md"
-IMAGE = "localhost/edgeguardd"
+# Image -> the recipe that it is built by, and from where.
+IMAGES = {
+    "localhost/edgeguardd": ("packaging/oci/Containerfile", "."),
+    "localhost/practice-server": (
+        "packaging/examples/practice-server/Containerfile",
+        "packaging/examples/practice-server",
+    ),
+}
 OURS = ("docker", "kubectl")
 
 
@@ -44,9 +54,13 @@ def test_each_docker_command_names_what_is_there(place: str, command: str) -> No
     """Files, image, services; options of `run` as in the Compose file; what is run inside works."""
     words = shlex.split(command)
     kinds: dict[str, Callable[[list[str], str], None]] = {
-        "build": docker_build, "compose": docker_compose, "run": docker_run,
+        "build": docker_build, "compose": docker_compose, "run": docker_run, "image": docker_remove,
+        "rm": docker_remove, "volume": docker_remove,
     }  # fmt: skip
-    kinds[words[1]](words[2:], place)
+    if "--rm" in words:
+        docker_look(words)
+    else:
+        kinds[words[1]](words[2:], place)
 
 
 def docker_build(words: list[str], _: str) -> None:
@@ -55,15 +69,40 @@ def docker_build(words: list[str], _: str) -> None:
     parser.add_argument("-t")
     parser.add_argument("context")
     args = parser.parse_args(words)
+    assert IMAGES[args.t] == (args.f, args.context)
     assert os.path.exists(os.path.join(REPOSITORY, args.f))
-    assert (args.t, args.context) == (IMAGE, ".")
+
+
+def docker_look(words: list[str]) -> None:
+    """What looks at the host from a container finds it below /host, which is this machine's root."""
+    inside = words.index("localhost/edgeguardd:latest")
+    assert "/:/host:ro" in words[:inside]
+    assert words[inside - 2 : inside] == ["--entrypoint", "edgeguardctl"]
+    doctor(words[inside + 1 :])
+
+
+def doctor(words: list[str]) -> None:
+    """As if this machine's root were mounted there: findings, whatever they are."""
+    assert words[:2] == ["doctor", "--root"]
+    argv = [sys.executable, "-m", "edgeguardd.cli.edgeguardctl", "doctor", "--root", words[2].replace("/host", "/")]
+    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode in {0, 1}
+    assert (done.stderr, " kernel: Linux " in done.stdout) == ("", True)
+
+
+def docker_remove(words: list[str], _: str) -> None:
+    """What was started or made before, by its name."""
+    made = {"llm", "edgeguardd", "guard", "state", *(f"{image}:latest" for image in IMAGES)}
+    named = [word for word in words if word not in {"rm", "--force"}]
+    assert named
+    assert set(named) <= made
 
 
 def docker_compose(words: list[str], place: str) -> None:
     assert words[0] == "-f"
     assert os.path.samefile(os.path.join(REPOSITORY, words[1]), os.path.join(REPOSITORY, "packaging/oci/compose.yml"))
     match words[2:]:
-        case ["up", "-d"]:
+        case ["up", "-d"] | ["down", "--volumes"]:
             pass
         case ["logs" | "restart", service] | ["kill", "-s", "HUP", service]:
             assert service in compose()
@@ -132,12 +171,22 @@ def test_each_kubectl_command_names_what_is_there(place: str, command: str) -> N
         for document in kustomize.built(os.path.join(pods.KUBERNETES, "base"))
     }
     match shlex.split(command):
-        case ["docker", "save", image, "|", "k3s", "ctr", "images", "import", "-"]:
-            assert image == f"{IMAGE}:latest"
+        case ["docker", "save", *images, "|", "k3s", "ctr", "images", "import", "-"]:
+            assert images == [f"{image}:latest" for image in IMAGES]
         case ["kubectl", "apply", "-k", "."]:
             assert any(block.text.startswith("# kustomization.yaml") for block in blocks(KUBERNETES, "yaml"))
-        case ["kubectl", "apply", "-k", directory]:
+        case ["kubectl", "apply" | "delete", "-k", directory]:
             assert kustomize.built(os.path.join(REPOSITORY, directory))
+        case ["kubectl", "apply" | "delete", "-f", file]:
+            assert kustomize.documents(os.path.join(REPOSITORY, file))
+        case ["kubectl", "debug", "node/NODE", *options, "--", "edgeguardctl", "doctor", "--root", "/host"]:
+            assert "localhost/edgeguardd:latest" in options
+            doctor(["doctor", "--root", "/host"])
+        case ["kubectl", "--namespace", "practice", "logs", thing]:
+            assert ("practice", thing) in {
+                (one["metadata"].get("namespace"), f"{one['kind'].lower()}/{one['metadata']['name']}")
+                for one in pods.manifests("examples", "practice.yaml")
+            }
         case ["kubectl", "--namespace", namespace, "rollout", "status" | "restart", thing]:
             assert (namespace, thing) in objects
         case ["kubectl", "--namespace", namespace, "exec", thing, "--", *inside]:
@@ -181,18 +230,37 @@ def test_the_query_of_the_page_finds_the_container() -> None:
         assert found[1] == pods.container_id(0xABC)
 
 
+def files_of_the_page(directory: Path) -> None:
+    """The manifests, and what the page prints beside them."""
+    shutil.copytree(pods.KUBERNETES, directory / "packaging" / "kubernetes")
+    for block in blocks(KUBERNETES, "yaml"):
+        if named := re.match(r"# (\w+\.yaml)\n", block.text):
+            (directory / named[1]).write_text(block.text)
+
+
+def test_a_configuration_of_ones_own_takes_the_place_of_the_manifests(tmp_path: Path) -> None:
+    """The daemon takes it; what it does not change is as in the manifest."""
+    files_of_the_page(tmp_path)
+    (found,) = (one for one in kustomize.built(str(tmp_path)) if one["kind"] == "ConfigMap")
+    own, whole = (read(text.encode(), "") for text in (found["data"]["edgeguardd.toml"], pods.configuration()))
+    assert [target.name for target in own.targets] == ["burst"]
+    assert replace(own, targets=whole.targets) == whole
+
+
 def test_a_kustomization_of_ones_own_builds(tmp_path: Path) -> None:
-    """The one on the page, where there is a kubectl: the image is the reader's."""
+    """The one on the page, where there is a kubectl: image and configuration are the reader's."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("no kubectl here")
-    shutil.copytree(pods.KUBERNETES, tmp_path / "packaging" / "kubernetes")
-    (block,) = (block for block in blocks(KUBERNETES, "yaml") if block.text.startswith("# kustomization.yaml"))
-    (tmp_path / "kustomization.yaml").write_text(block.text)
+    files_of_the_page(tmp_path)
     done = subprocess.run(
         [kubectl, "kustomize", str(tmp_path)], capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stdout.count("image: registry.example/edgeguardd:1.0\n") == 2
+    by_kind = {document["kind"]: document for document in yaml.safe_load_all(done.stdout)}
+    assert [target.name for target in read(by_kind["ConfigMap"]["data"]["edgeguardd.toml"].encode(), "").targets] == [
+        "burst"
+    ]
 
 
 def test_the_servers_pod_on_the_page_is_the_example() -> None:

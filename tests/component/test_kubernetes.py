@@ -31,7 +31,10 @@ VERSIONS = [
     if tuple(int(part) for part in version.split(".")[:2]) >= OLDEST
 ]
 BUILDS = ("base", "limits")
-EXAMPLES = ("server.yaml",)  # podmonitor.yaml is of the Prometheus Operator, whose schema is not Kubernetes' own
+EXAMPLES = (
+    "server.yaml",
+    "practice.yaml",
+)  # podmonitor.yaml is of the Prometheus Operator, whose schema is not Kubernetes' own
 
 
 def documents() -> list[dict[str, Any]]:

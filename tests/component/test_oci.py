@@ -1,5 +1,6 @@
 """The image's recipe and the Compose file: what linter and schema say, what is pinned, and whether the parts fit."""
 
+import json
 import os
 import re
 import shutil
@@ -14,10 +15,12 @@ import yaml
 from packaging.requirements import Requirement
 
 from edgeguardd.core.configparse import read
+from tests.support.documents.pages import blocks
 from tests.support.running import REPOSITORY
 
 OCI = os.path.join(REPOSITORY, "packaging", "oci")
 RECIPE = os.path.join(OCI, "Containerfile")
+PRACTICE = os.path.join(REPOSITORY, "packaging", "examples", "practice-server", "Containerfile")
 USER = "65532"
 
 
@@ -38,11 +41,12 @@ def of(kind: str) -> list[str]:
     return [words for instruction, words in instructions() if instruction == kind]
 
 
-def test_the_linter_has_nothing_to_say() -> None:
+@pytest.mark.parametrize("recipe", [RECIPE, PRACTICE])
+def test_the_linter_has_nothing_to_say(recipe: str) -> None:
     """hadolint parses it as a builder does, and the shell in it too."""
     hadolint = shutil.which("hadolint", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
     assert hadolint is not None, "run make setup"
-    done = subprocess.run([hadolint, "--no-color", RECIPE], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([hadolint, "--no-color", recipe], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
@@ -129,3 +133,44 @@ def test_the_parts_of_the_compose_file_fit_each_other() -> None:
     assert guard["ports"] == ["127.0.0.1:9464:9464"]
     assert os.path.samefile(os.path.join(OCI, guard["build"]["context"]), REPOSITORY)
     assert os.path.exists(os.path.join(REPOSITORY, guard["build"]["dockerfile"]))
+
+
+def test_the_practice_server_stands_on_the_guard() -> None:
+    """Its image has the client from there; what it copies lies beside its recipe, and starts as it says."""
+    with open(PRACTICE) as file:
+        text = file.read()
+    assert "ARG GUARD=localhost/edgeguardd:latest" in text
+    (copied,) = re.findall(r"^COPY (\S+) (\S+)$", text, re.MULTILINE)
+    entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)[0])
+    assert os.path.exists(os.path.join(os.path.dirname(PRACTICE), copied[0]))
+    assert entry == ["python3", copied[1]]
+    assert not re.search(rf"^USER {USER}\b", text, re.MULTILINE), "nobody but the guard is the guard"
+
+
+def test_the_images_are_built_where_there_is_a_builder() -> None:
+    """Both, one after the other, and each says what it is. It takes an engine that runs, and a registry in reach."""
+    engine = next((name for name in ("podman", "docker") if shutil.which(name)), None)
+    if engine is None or subprocess.run([engine, "info"], capture_output=True, timeout=30, check=False).returncode:
+        pytest.skip("no engine runs here that could build an image")
+    for recipe, image, context in (
+        (RECIPE, "localhost/edgeguardd-test", REPOSITORY),
+        (PRACTICE, "localhost/edgeguardd-test-practice", os.path.dirname(PRACTICE)),
+    ):
+        options = ["--build-arg", "GUARD=localhost/edgeguardd-test:latest"] if recipe == PRACTICE else []
+        subprocess.run([engine, "build", *options, "-f", recipe, "-t", image, context], check=True, timeout=110)
+    for image in ("localhost/edgeguardd-test-practice", "localhost/edgeguardd-test"):
+        done = subprocess.run(
+            [engine, "run", "--rm", image, "--help"], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert done.stdout.startswith("usage: ")
+        subprocess.run([engine, "image", "rm", image], capture_output=True, timeout=60, check=True)
+
+
+def test_the_recipe_that_the_page_shows_is_one() -> None:
+    """For a reader's own image; that pip takes the newest of msgspec, and may cache, is left to the reader."""
+    (block,) = blocks("docs/how-to/docker.md", "dockerfile")
+    hadolint = shutil.which("hadolint", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
+    assert hadolint is not None, "run make setup"
+    argv = [hadolint, "--no-color", "--ignore", "DL3013", "--ignore", "DL3042", "-"]
+    done = subprocess.run(argv, input=block.text, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")

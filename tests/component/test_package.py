@@ -106,3 +106,29 @@ def test_a_fresh_environment_runs_it(wheel: Path, tmp_path: Path) -> None:
     run(str(home / "bin" / "python"), "-c", "import pynvml, edgeguardd.client.asgi", cwd=tmp_path)
     for place in SHARED:
         assert (home / place).is_file()
+
+
+# All of the client, in a place where nothing else of ours could be imported; then what it has brought with it.
+CLIENT = """
+import sys
+from edgeguardd.client import AsyncSubscriber, Released, Subscriber
+import edgeguardd.client.asgi, edgeguardd.client.onnx
+guard = Subscriber("mine", path="/nowhere/s")
+guard.on("trim_kv_cache")(lambda command: Released(0))
+with guard:
+    pass
+known = sys.stdlib_module_names | {"__main__", "edgeguardd"}
+print(*sorted({name.partition(".")[0] for name in sys.modules} - known))
+"""
+
+
+def test_the_client_alone_needs_one_library(wheel: Path, tmp_path: Path) -> None:
+    """Installed without its dependencies, msgspec beside it: both clients work, and have asked for nothing else."""
+    home = tmp_path / "environment"
+    venv.create(home, with_pip=False)
+    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python")]
+    run(*pip, "install", "--quiet", "--no-deps", str(wheel), cwd=tmp_path)
+    run(*pip, "install", "--quiet", "msgspec", cwd=tmp_path)
+    said = run(str(home / "bin" / "python"), "-c", CLIENT, cwd=tmp_path)
+    assert said.splitlines()[-1] == "msgspec"
+    assert wheel.name.endswith("-py3-none-any.whl")

@@ -2,7 +2,8 @@
 
 As root on a machine with cgroup v2 it makes a cgroup of its own, limits it and lives in it. Elsewhere it writes into a
 directory of plain files what the kernel would say of such a cgroup, and holds no memory at all: edgeguardd reads the
-same figures. docs/tutorial/first-pressure.md leads through it.
+same figures. docs/tutorial/first-pressure.md leads through it. With --service it is a server like any other, in a
+container or a unit that has limited it (docs/how-to/docker.md).
 """
 
 import argparse
@@ -47,7 +48,7 @@ def say(text: str) -> None:
 class KernelCgroup:
     """A real one. Raises OSError where it cannot be had."""
 
-    root, path = ROOT, "/edgeguardd-practice"
+    root, path, limit = ROOT, "/edgeguardd-practice", LIMIT
     says = "the kernel counts"
 
     def __init__(self) -> None:
@@ -66,10 +67,7 @@ class KernelCgroup:
 
     def hold(self, size: int) -> mmap.mmap:
         """Memory that is really taken."""
-        held = mmap.mmap(-1, size)
-        for page in range(0, size, mmap.PAGESIZE):
-            held[page] = 1
-        return held
+        return taken(size)
 
     def count(self, needed: int) -> None:
         """Nothing to do."""
@@ -84,13 +82,51 @@ class KernelCgroup:
             file.write(text)
 
 
+class OwnCgroup:
+    """The one that it was started in, limited by whoever did that."""
+
+    root, says = ROOT, "limited by the container or the unit"
+
+    def __init__(self) -> None:
+        with open("/proc/self/cgroup") as file:
+            path = next((line.strip()[3:] for line in file if line.startswith("0::")), "/")
+        # A container that has been given no namespace of its own sees its cgroup at the top all the same.
+        self.path = path.rstrip("/") if os.path.exists(f"{ROOT}{path}/memory.max") else ""
+        try:
+            with open(f"{ROOT}{self.path}/memory.max") as file:
+                self.limit = int(file.read())
+        except (OSError, ValueError):
+            sys.exit(
+                "practice: cannot find a limit to practise with: start it where memory.max is set, such as docker run "
+                "--memory 256m or systemd-run -p MemoryMax=256M"
+            )
+
+    def hold(self, size: int) -> mmap.mmap:
+        """Memory that is really taken."""
+        return taken(size)
+
+    def count(self, needed: int) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def taken(size: int) -> mmap.mmap:
+    """Pages that are there because they have been written to."""
+    held = mmap.mmap(-1, size)
+    for page in range(0, size, mmap.PAGESIZE):
+        held[page] = 1
+    return held
+
+
 _OTHERS = "file 0\nkernel 0\nshmem 0\nfile_mapped 0\nslab_reclaimable 0\n"
 
 
 class PlainFiles:
     """What the kernel would write about one."""
 
-    path = "/practice"
+    path, limit = "/practice", LIMIT
     says = "plain files stand in for the kernel's (it takes root and cgroup v2)"
 
     def __init__(self, directory: str) -> None:
@@ -125,10 +161,13 @@ class PlainFiles:
         os.close(fd)
 
 
+Cgroup = KernelCgroup | OwnCgroup | PlainFiles
+
+
 class Server:
     """Conversations, running and idle. Handlers of commands run in the client's thread."""
 
-    def __init__(self, cgroup: KernelCgroup | PlainFiles) -> None:
+    def __init__(self, cgroup: Cgroup) -> None:
         self.limit, self.accepting = BATCH, True
         self._cgroup = cgroup
         self._weights = cgroup.hold(WEIGHTS)
@@ -179,16 +218,17 @@ class Server:
 
     def line(self) -> str:
         """For the reader."""
-        return f"{self.needed() // MIB} of {LIMIT // MIB} MiB, {len(self._running)} running, {len(self._idle)} idle"
+        full = f"{self.needed() // MIB} of {self._cgroup.limit // MIB} MiB"
+        return f"{full}, {len(self._running)} running, {len(self._idle)} idle"
 
 
-def prepare(directory: str) -> tuple[KernelCgroup | PlainFiles, str]:
+def prepare(directory: str) -> tuple[Cgroup, str]:
     """The cgroup, and the daemon's socket, which practice.toml names."""
     socket = f"{directory}/edgeguardd.sock"
     if len(socket.encode()) > 107:
         sys.exit(f"practice: cannot use {directory}: a socket's path has room for 107 bytes; go to a shorter one")
     os.makedirs(f"{directory}/state", mode=0o700, exist_ok=True)
-    cgroup: KernelCgroup | PlainFiles
+    cgroup: Cgroup
     try:
         cgroup = KernelCgroup()
     except (OSError, StopIteration):
@@ -204,18 +244,20 @@ def main() -> None:
     """Serve until interrupted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--alone", action="store_true", help="do not subscribe")
+    parser.add_argument("--service", action="store_true", help="be guarded in the cgroup that it is started in")
     args = parser.parse_args()
-    cgroup, socket = prepare(os.path.abspath("practice"))
-    say(f"memory for {LIMIT // MIB} MiB in {cgroup.root}{cgroup.path}: {cgroup.says}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what ends a container ends it as Ctrl-C does
+    cgroup, socket = (OwnCgroup(), None) if args.service else prepare(os.path.abspath("practice"))
+    say(f"memory for {cgroup.limit // MIB} MiB in {cgroup.root}{cgroup.path}: {cgroup.says}")
     server = Server(cgroup)
-    guard = Subscriber("practice", path=socket, target="practice")
+    guard = Subscriber("practice", path=socket, target="self" if args.service else "practice")
     guard.on("trim_kv_cache")(server.trim)
     for action in ("reduce_batch", "reject_requests", "restore"):
         guard.on(action)(server.obey)
     with contextlib.suppress(KeyboardInterrupt), contextlib.closing(cgroup):
         if not args.alone:
             guard.report(static_bytes=WEIGHTS, batch_limit=BATCH)
-            say("waiting for edgeguardd: edgeguardd run --config practice.toml")
+            say("waiting for edgeguardd" + ("" if args.service else ": edgeguardd run --config practice.toml"))
             guard.start()
             while not guard.connected:
                 time.sleep(TICK_S)

@@ -63,6 +63,7 @@ _ONNX = ByTest("tests/component/test_docs_subscribe.py::test_the_example_is_star
 _TUNE = ByTest("tests/component/test_recorder.py::test_each_command_of_the_page_does_what_it_shows")
 _C_CLIENT = ByTest("tests/component/test_c_client.py::test_the_example_works_as_its_page_shows")
 _CONFORMANCE = ByTest("tests/component/test_conformance.py::test_each_command_of_the_page_on_writing_clients_works")
+_CLIENT = ByTest("tests/component/test_package.py::test_the_client_alone_needs_one_library")
 _SETUP = ByTest("tests/support/setup.sh")  # the same into .venv, before any test
 _ALERTS = ByTest("tests/component/test_prometheus.py::test_the_commands_of_the_page_set_it_up")
 _ANOTHER_MACHINE = Untestable("needs another machine, reached by ssh")
@@ -165,6 +166,16 @@ PAGES: dict[str, dict[str, Row]] = {
     },
     "docs/how-to/docker.md": {
         "docker build -f packaging/oci/Containerfile -t localhost/edgeguardd .": _DOCKER,
+        "docker build -f packaging/examples/practice-server/Containerfile -t localhost/practice-server"
+        " packaging/examples/practice-server": _DOCKER,
+        "docker run --rm --user 0 -v /:/host:ro --entrypoint edgeguardctl localhost/edgeguardd:latest"
+        " doctor --root /host": _DOCKER,
+        "pip wheel --no-deps --wheel-dir dist .": _CLIENT,
+        "docker compose -f packaging/oci/compose.yml logs llm": _DOCKER,
+        "docker compose -f packaging/oci/compose.yml down --volumes": _DOCKER,
+        "docker image rm localhost/practice-server:latest localhost/edgeguardd:latest": _DOCKER,
+        "docker rm --force llm edgeguardd": _DOCKER,
+        "docker volume rm guard state": _DOCKER,
         "docker compose -f packaging/oci/compose.yml up -d": _DOCKER,
         "docker compose -f packaging/oci/compose.yml exec edgeguardd edgeguardctl status": _DOCKER,
         "docker compose -f packaging/oci/compose.yml logs edgeguardd": _DOCKER,
@@ -173,8 +184,8 @@ PAGES: dict[str, dict[str, Row]] = {
         " --memory 96m --memory-swap 96m --pids-limit 64 --oom-score-adj -900 --restart unless-stopped"
         " -v /sys/fs/cgroup:/sys/fs/cgroup:ro -v guard:/run/edgeguardd -v state:/var/lib/edgeguardd"
         " -p 127.0.0.1:9464:9464 localhost/edgeguardd:latest": _DOCKER,
-        "docker run -d --name llm --group-add 65532 --memory 6g --memory-swap 6g --restart unless-stopped"
-        " -v guard:/run/edgeguardd:ro localhost/llm-server:latest": _DOCKER,
+        "docker run -d --name llm --group-add 65532 --memory 256m --memory-swap 256m --restart unless-stopped"
+        " -v guard:/run/edgeguardd:ro localhost/practice-server:latest": _DOCKER,
         "edgeguardctl check-config edgeguardd.toml": Here(),
         "docker compose -f packaging/oci/compose.yml kill -s HUP edgeguardd": _DOCKER,
     },
@@ -219,7 +230,13 @@ PAGES: dict[str, dict[str, Row]] = {
         "sysctl -w kernel.task_delayacct=1": _SCORES,
     },
     "docs/how-to/kubernetes.md": {
-        "docker save localhost/edgeguardd:latest | k3s ctr images import -": _KUBECTL,
+        "docker save localhost/edgeguardd:latest localhost/practice-server:latest | k3s ctr images import -": _KUBECTL,
+        "kubectl apply -f packaging/kubernetes/examples/practice.yaml": _KUBECTL,
+        "kubectl --namespace practice logs deployment/practice": _KUBECTL,
+        "kubectl delete -f packaging/kubernetes/examples/practice.yaml": _KUBECTL,
+        "kubectl debug node/NODE -it --image localhost/edgeguardd:latest --image-pull-policy IfNotPresent"
+        " -- edgeguardctl doctor --root /host": _KUBECTL,
+        "kubectl delete -k packaging/kubernetes/base": _KUBECTL,
         "kubectl apply -k packaging/kubernetes/base": _KUBECTL,
         "kubectl apply -k packaging/kubernetes/limits": _KUBECTL,
         "kubectl apply -k .": _KUBECTL,
@@ -273,6 +290,8 @@ PAGES: dict[str, dict[str, Row]] = {
         "systemd-run --scope -p MemoryHigh=1700M -p MemoryMax=2G python server.py": Untestable(
             "systemd's own, with the reader's server"
         ),
+        "pip install .": ByTest("tests/component/test_package.py::test_a_fresh_environment_runs_it"),
+        "pip install --no-deps . && pip install msgspec": _CLIENT,
         "pip install '.[example]'": _SETUP,
         "python packaging/examples/onnx-server/server.py": _ONNX,
         """curl -d '{"input": "a text"}' http://127.0.0.1:8000/v1/embeddings""": _ONNX,
