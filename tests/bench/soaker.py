@@ -85,12 +85,15 @@ class Soaker:
     async def run(self, seconds: float, tempo: float = 10.0) -> None:
         """Act until the time is over; then all is as it was at the start: no pods, no peers, the first targets."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
+        due = loop.time()
+        until = due + seconds
         while loop.time() < until:
             act = self._chance.choices([act for act, _ in self._weighed()], [weight for _, weight in self._weighed()])
             await asyncio.wait_for(act[0](), ANSWER_WITHIN_S)
             self.acts += 1
-            await asyncio.sleep(self._chance.expovariate(tempo))
+            # Against the clock: what one act takes longer the next ones make up for.
+            due += self._chance.expovariate(tempo)
+            await asyncio.sleep(max(0.0, due - loop.time()))
         for peer in self._peers:
             await self._end(peer)
         self._peers.clear()

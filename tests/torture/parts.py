@@ -127,7 +127,8 @@ def soaked(options: argparse.Namespace) -> tuple[bool, str]:
     head = (
         f"### Soak\n\n{soak.HOURS} hours of an act a second, in {minutes}, {own_kernel()}; lines through what settled."
     )
-    return growth.right, "\n\n".join([head, report.soak({**dataclasses.asdict(growth), "hours": growth.hours})])
+    told = {**dataclasses.asdict(growth), "hours": growth.hours, "most_kib": growth.most_kib}
+    return growth.right, "\n\n".join([head, report.soak({**told, "allowed_kib": soak.ALLOWED_KIB})])
 
 
 def security(_: argparse.Namespace) -> tuple[bool, str]:

@@ -33,3 +33,14 @@ def test_growth_descriptors_defects_and_too_little_load_are_wrong() -> None:
     assert not soak.judged(soaked(0.0, left=1), 1000.0).right
     assert not soak.judged(soaked(0.0, defects=1), 1000.0).right
     assert not soak.judged(soaked(0.0, acts=20_000), 1000.0).right
+
+
+def test_what_cannot_be_told_from_growth_is_wrong() -> None:
+    """A series that goes up and down by more than would be allowed to grow shows nothing."""
+    found = soaked(0.0)
+    wild = [
+        look._replace(resident_bytes=look.resident_bytes + number % 10 * 8000 * KIB)
+        for number, look in enumerate(found.looks)
+    ]
+    assert soak.judged(found, 1000.0).most_kib < soak.ALLOWED_KIB
+    assert not soak.judged(found._replace(looks=wild[:40]), 400.0).right

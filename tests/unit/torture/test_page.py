@@ -1,4 +1,4 @@
-"""The list of what the enemies found names a test for each defect, and each of them exists where it says."""
+"""The page on reliability names each kind of fault, and for each defect that was found a test that is there."""
 
 import os
 import re
