@@ -157,10 +157,10 @@ class Search:
         try:
             with os.scandir(self._root.full(place.path)) as entries:
                 names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-        except FileNotFoundError:
-            # Gone meanwhile: what watches its parent says so.
-            return
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and not self._tree.holds(place):
+                # Gone meanwhile: what watches its parent says so.
+                return
             remedy = "raise LimitNOFILE= of the daemon" if error.errno == errno.EMFILE else MAY_NOT_LOOK
             self._on_fault(f"cannot look into {shown(self._root.full(place.path))}: {error.strerror}; {remedy}")
             return

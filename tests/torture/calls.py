@@ -7,6 +7,7 @@ afflicted daemon, tests.support.
 
 import contextlib
 import errno
+import http.client
 import os
 import random
 import shutil
@@ -192,6 +193,13 @@ class Stage:
         wrong += [] if read(f"{self.quiet.path}/cgroup.freeze") == "0" else ["quiet is frozen"]
         return wrong
 
+    def answers(self) -> bool:
+        """Whether the daemon says that it is ready."""
+        try:
+            return bool(self.daemon.get("/readyz"))
+        except (OSError, http.client.HTTPException):
+            return False
+
     def leaked(self) -> dict[str, tuple[int, int]]:
         """Descriptors that are more or fewer than at rest."""
         return differing(self.baseline, self.daemon.open_files())
@@ -253,8 +261,8 @@ def at_start(stage: Stage, case: Case) -> None:
     stage.daemon.starting_with = []
 
     def decided() -> bool:
-        """It has ended, or runs; of one whose log is what fails, only its socket tells."""
-        return not stage.daemon.alive or len(stage.daemon.facts("started")) > started or stage.daemon.listens()
+        """It has ended, or runs; of one whose log is what fails, only its pages tell."""
+        return not stage.daemon.alive or len(stage.daemon.facts("started")) > started or stage.answers()
 
     eventually(decided, SETTLE_S)
     if stage.daemon.alive:
@@ -265,7 +273,11 @@ def at_start(stage: Stage, case: Case) -> None:
         if stage.daemon.process is not None and stage.daemon.process.returncode not in (1, 2):
             case.wrong.append(f"the daemon ended with {stage.daemon.process.returncode}")
         stage.daemon.start()
-    stage.join()
+    try:
+        stage.join()
+    except OSError as error:
+        case.wrong.append(f"nobody can join: {error}")
+        return
     judge(stage, case, since, words)
 
 

@@ -1061,6 +1061,27 @@ def test_a_target_may_end_while_its_sample_is_told(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_directory_that_is_there_and_is_said_not_to_be_is_looked_into_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would tell of it: it has not gone, so it does not come back either. What could not be seen is said."""
+    listed = os.scandir
+
+    def failing(path: str) -> object:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/pod1")
+        monkeypatch.setattr(os, "scandir", failing)
+        s.apply(TargetSpec("g", glob="/pod*"), slow_s=OFTEN_S)
+        assert s.of(TargetAdded) == []
+        monkeypatch.setattr(os, "scandir", listed)
+        await soon(lambda: len(s.of(TargetAdded)) == 1)
+        assert [sentence.startswith("cannot look into ") for sentence in s.targets.faults] == [True]
+
+    play(tmp_path, scene)
+
+
 def test_nothing_is_told_after_close(tmp_path: Path) -> None:
     """And closing twice is fine."""
 
