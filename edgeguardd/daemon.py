@@ -7,7 +7,6 @@ Must not: judge memory or choose commands (core does), parse bytes (core.wire, c
 """
 
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -25,7 +24,7 @@ from edgeguardd.errors import ConfigError
 from edgeguardd.gate import ROOT, Gate
 from edgeguardd.keeper import Keeper
 from edgeguardd.keeperstats import KeeperCollector
-from edgeguardd.kernel import cgroupfs
+from edgeguardd.kernel import cgroupfs, heap
 from edgeguardd.kernel.lastresort import LastResorts
 from edgeguardd.kernel.machine import Machine
 from edgeguardd.kernel.memlock import lock_memory
@@ -198,9 +197,7 @@ class Daemon:
         if self.agent is not None:
             await self.agent.start()
         process.take_reload(self._loop, self.reload)
-        # What start-up made lives as long as the daemon: keep the collector from walking it in a crisis.
-        gc.collect()
-        gc.freeze()
+        heap.settle()
         locked = lock_memory()
         self.pages.ready = True
         self.supervision.tell_status()

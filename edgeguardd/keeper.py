@@ -157,7 +157,8 @@ class Keeper:
     def _forget_unknown(self) -> None:
         """Records of targets that nobody guards any more."""
         self._entries.gone |= {kept.name for kept in self._recalled.event.targets} - set(self._engine.targets)
-        self._records.save_soon()
+        if self._entries.gone:
+            self._records.save_soon()
 
     def _can_write(self, was: Recalled, boot: str) -> bool:
         """Whether numbers can go on: a record that stays old would let a later run give them once more."""

@@ -1,6 +1,6 @@
-"""The flight recorder: every event on its way into the engine, in memory at once, on disk within two seconds.
+"""The flight recorder: every event on its way into the engine, in memory at once, on disk within five seconds.
 
-    record() --lines--> memory --each second, at once when a level changes--> segments.Writer --> files
+    record() --lines--> memory --each second, few lines every fourth, at once at a level's change--> segments --> files
 
 Must not: wait for the disk, raise into the daemon, judge which events matter. Upstream: daemon. Downstream: segments.
 What cannot be kept is dropped and counted; then the next segment begins with a fresh checkpoint, so that each segment
@@ -22,9 +22,12 @@ from edgeguardd.core.recording import Clock, Header
 from edgeguardd.segments import Batch, Begin, Failure, Ring, Writer
 
 # Handed over with the first event that comes so long after the last time, since the daemon is awake then anyway; after
-# the longer time without one. A timer of a second would wake it once more for each sample of a quiet target.
+# the latest time without one. A timer of a second would wake it once more for each sample of a quiet target. While a
+# daemon at rest has a few lines only, the writer is let sleep for longer: each time wakes two threads.
 FLUSH_S = 0.9
-LATEST_S = 1.5
+FEW_LINES = 8
+FEW_S = 3.5
+LATEST_S = 5.0
 BATCH_BYTES = 128 << 10
 # With a disk that stands still: some seconds of a storm, or an hour of one quiet target.
 MAX_PENDING_BYTES = 1 << 20
@@ -124,8 +127,11 @@ class Recorder:
             self._pending_since = now
             if self._flush_now is None:
                 self._flush_at = self._loop.call_at(now + LATEST_S, self._flush)
-        elif self._pending_bytes >= self._batch_bytes or now - self._pending_since >= FLUSH_S:
+        elif self._pending_bytes >= self._batch_bytes or now - self._pending_since >= self._rest_s():
             self.flush_soon(urgent=False)
+
+    def _rest_s(self) -> float:
+        return FEW_S if len(self._lines) < FEW_LINES else FLUSH_S
 
     def flush_soon(self, *, urgent: bool = True) -> None:
         """Hand over what is there when the present event has been dealt with. urgent: a level has risen."""

@@ -16,7 +16,8 @@ from edgeguardd.cli import common
 from edgeguardd.cli.parser import Parser
 from edgeguardd.core.config import Config
 from edgeguardd.errors import ConfigError
-from edgeguardd.standins import without_openssl
+from edgeguardd.kernel import heap
+from edgeguardd.standins import without_unused
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
     # A machine-wide setting of some other program's: with it, the metrics library would keep figures in files there.
     for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
         os.environ.pop(name, None)
-    with without_openssl():
+    heap.bound()
+    with without_unused():
         from edgeguardd import daemon, logs  # noqa: PLC0415 - 20 MiB and 0.3 s that only a running daemon is to pay
 
     output = logs.configure(config.log, sys.stderr)

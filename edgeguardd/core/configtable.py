@@ -213,7 +213,12 @@ SAMPLING = Section(
     (
         # The kernel itself speaks at most every 10 ms (CGROUP_FILE_NOTIFY_MIN_INTV, kernel/cgroup/cgroup.c).
         Row("fast", "fast_s", duration(60.0, 0.01), "The interval close to a mark."),
-        Row("slow", "slow_s", duration(60.0, 0.01), "The interval far from every mark."),
+        Row(
+            "slow",
+            "slow_s",
+            duration(60.0, 0.01),
+            "The interval far from every mark; twice as long at rest, with half of the way to the first mark to go.",
+        ),
     ),
 )
 
@@ -257,7 +262,8 @@ MACHINE = Section(
             "sample",
             "sample_s",
             duration(60.0, 0.1),
-            "How often the machine is read; four times as often below twice the share of elevated.",
+            "How often the machine is read; four times as often below twice the share of elevated, half as often above four "
+            "times that share where no device is read.",
         ),
     ),
 )

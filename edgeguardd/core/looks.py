@@ -9,6 +9,9 @@ from edgeguardd.core.model import MachineSample
 # Below so many times the first mark the machine is read so many times as often.
 NEAR_FACTOR = 2.0
 NEAR_TIMES = 4
+# Above so many times the first mark half as often, unless a device has to be looked at: docs/adr/0018.
+FAR_FACTOR = 4.0
+FAR_TIMES = 2
 # As fast as a server that computes what it writes fills memory; a program that only writes is some ten times faster.
 FILL_BYTES_PER_S = 256 << 20
 # No more often than this, however near: every 0.1 s by default, as earlyoom at its fastest.
@@ -19,9 +22,13 @@ def interval_s(config: MachineConfig, sample: MachineSample | None) -> float:
     """Seconds until the next look, by the last one."""
     if sample is None:
         return config.sample_s
-    near_bytes = NEAR_FACTOR * config.elevated_ratio * sample.total_bytes
-    usual_s = config.sample_s / NEAR_TIMES if sample.available_bytes < near_bytes else config.sample_s
-    marks = (config.elevated_ratio * sample.total_bytes, config.high_ratio * sample.total_bytes)
+    first_bytes = config.elevated_ratio * sample.total_bytes
+    usual_s = config.sample_s
+    if sample.available_bytes < NEAR_FACTOR * first_bytes:
+        usual_s /= NEAR_TIMES
+    elif sample.available_bytes > FAR_FACTOR * first_bytes and not config.devices:
+        usual_s *= FAR_TIMES
+    marks = (first_bytes, config.high_ratio * sample.total_bytes)
     above = [sample.available_bytes - mark for mark in marks if sample.available_bytes > mark]
     if not above:
         # What is left to cross is the last mark, and everybody is being asked already.

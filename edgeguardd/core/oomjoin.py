@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 # The daemon tells a report half a second after its last line (kernel.oomwatch, QUIET_S), and reads a target's counters
-# at least once a second: three times that, and the other half will not come any more.
+# at least every two seconds: more than twice that, and the other half will not come any more.
 WAIT_S: Final = 5.0
 # One row a target; targets are bounded, names of dropped ones go with their time.
 MAX_ROWS: Final = 8192

@@ -38,6 +38,11 @@ COUNTER_LEVELS = (
 # Sample so often that a mark cannot be crossed unseen by more than this part of the way to it.
 SAMPLES_TO_MARK = 4
 
+# At rest, with so much of the way from what is held to the first mark still to go and no growth, every second look is
+# left out. What comes all that way between two looks is told by the kernel's own counters, and by tasks that wait.
+REST_RATIO = 0.5
+REST_TIMES = 2
+
 # Little headroom, for signs that mean nothing without it: so much of the limit is in use, cache included.
 FULL_RATIO = 0.90
 
@@ -166,15 +171,17 @@ def learn_floor(gauge: Gauge, floor_bytes: int) -> None:
 
 
 def sampling_interval(gauge: Gauge, policy: Policy, sampling: SamplingConfig) -> float:
-    """Seconds to the next sample: fast at and above the marks and under growth towards them, else slow."""
+    """Seconds to the next sample: fast at and above the marks and under growth towards them, else slow, or at rest."""
     pressure = gauge.pressure
     if pressure is None:
         return sampling.slow_s
     if gauge.level > Level.NORMAL or gauge.refault_bytes_per_s >= policy.thrash_ratio_per_s * pressure.limit_bytes:
         return sampling.fast_s
-    until_mark_s = gauge.growth.suspected_time_to(marks(policy, pressure).elevated_bytes - pressure.needed_bytes)
+    mark_bytes = marks(policy, pressure).elevated_bytes
+    until_mark_s = gauge.growth.suspected_time_to(mark_bytes - pressure.needed_bytes)
     if until_mark_s is None:
-        return sampling.slow_s
+        resting = mark_bytes - pressure.needed_bytes >= REST_RATIO * (mark_bytes - pressure.static_bytes)
+        return sampling.slow_s * REST_TIMES if resting else sampling.slow_s
     return min(sampling.slow_s, max(sampling.fast_s, until_mark_s / SAMPLES_TO_MARK))
 
 

@@ -1,6 +1,6 @@
 """When regular looks fall due: on common beats, so that those of machine and targets wake the daemon once together.
 
-Must not: read a clock. Upstream: nothing. Downstream: machine, sampler. Pure.
+Must not: read a clock. Upstream: nothing. Downstream: machine, sampler, keeper. Pure.
 """
 
 import math
@@ -17,9 +17,12 @@ EARLY_S = 0.01
 def due(last: float, interval_s: float, number: int = 0) -> float:
     """When to look again: at most interval_s after the last time, and on a beat if it is no shorter than one.
 
-    `number`: of whoever looks; those beyond LOOKS_A_BEAT have a beat beside the first ones'.
+    Twice the interval keeps to every second beat, and so on: those who look seldom wake nobody whom those who look more
+    often do not wake anyway, and meet each other. `number`: of whoever looks; those beyond LOOKS_A_BEAT have a beat
+    beside the first ones'.
     """
     if interval_s < BEAT_S:
         return last + interval_s
     phase = number // LOOKS_A_BEAT % PHASES * BEAT_S / PHASES
-    return math.floor((last + interval_s - phase + EARLY_S) / BEAT_S) * BEAT_S + phase
+    beat_s = BEAT_S * 2 ** math.floor(math.log2(interval_s / BEAT_S))
+    return math.floor((last + interval_s - phase + EARLY_S) / beat_s) * beat_s + phase

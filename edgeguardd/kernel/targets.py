@@ -88,7 +88,7 @@ class Targets:
         """
         was_slow_s, self._sampler.slow_s = self._sampler.slow_s, sampling.slow_s
         for target in self._targets.values():
-            if target.interval_s == was_slow_s:
+            if target.interval_s >= was_slow_s:
                 self._sampler.set_interval(target, sampling.slow_s)
         wanted = {spec.name: spec for spec in specs}
         for name, wish in list(self._wishes.items()):

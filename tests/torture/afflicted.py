@@ -14,7 +14,7 @@ import threading
 from typing import Any, cast
 
 from edgeguardd.cli import edgeguardd
-from edgeguardd.standins import without_openssl
+from edgeguardd.standins import without_unused
 from tests.torture import afflictions as ills
 from tests.torture import callsites
 
@@ -25,7 +25,7 @@ PRESSURE_MODULE = "edgeguardd.kernel.pressure"
 def main() -> int:
     """Put everything in place, then be the daemon."""
     found = ills.Afflictions()
-    with without_openssl():
+    with without_unused():
         place(found)
     path = os.environ[CONTROL_VARIABLE]
     if os.path.exists(f"{path}.start"):

@@ -686,16 +686,26 @@ def test_an_observer_sees_and_is_asked_nothing() -> None:
 
 
 def test_sampling_is_slow_far_away_and_fast_near() -> None:
-    """slow_s at rest, faster as growth nears the mark, fast_s at a raised level."""
+    """Twice slow_s at rest, faster as growth nears the mark, fast_s at a raised level."""
     script = Script(sampling=SamplingConfig(fast_s=0.1, slow_s=1.0))
     (rest,) = of(script.need(100), SampleEvery)
-    assert rest.interval_s == 1.0
-    script.now += 1
+    assert rest.interval_s == 2.0
+    script.now += 2
     (growing,) = of(script.need(400), SampleEvery)
     assert 0.1 <= growing.interval_s < 1.0
     script.now += 1
     (raised,) = of(script.need(700), SampleEvery)
     assert raised.interval_s == 0.1
+
+
+def test_every_second_look_is_left_out_only_with_half_of_the_way_to_go() -> None:
+    """From what is held at rest to the first mark: 400 to 760 of 1000 MiB here. Twice as far, half as often."""
+    script = Script(sampling=SamplingConfig(fast_s=0.1, slow_s=1.0), policy=Policy(static_bytes=400 * MIB))
+    (nearer,) = of(script.need(590), SampleEvery)
+    assert nearer.interval_s == 1.0
+    script.now += 1
+    (farther,) = of(script.need(570), SampleEvery)
+    assert farther.interval_s == 2.0
 
 
 # Admission

@@ -3,7 +3,7 @@
 import pytest
 
 from edgeguardd.core import looks
-from edgeguardd.core.config import MachineConfig
+from edgeguardd.core.config import DeviceSpec, MachineConfig
 from edgeguardd.core.model import MachineSample
 
 MIB = 1 << 20
@@ -22,10 +22,18 @@ def test_before_the_first_look_the_interval_is_the_configured_one() -> None:
     assert looks.interval_s(CONFIG, None) == CONFIG.sample_s == 1.0
 
 
-@pytest.mark.parametrize(("available_mib", "expected_s"), [(8000, 1.0), (2458, 1.0), (2457, 0.25), (1300, 0.25)])
+@pytest.mark.parametrize(("available_mib", "expected_s"), [(4915, 1.0), (2458, 1.0), (2457, 0.25), (1300, 0.25)])
 def test_below_twice_the_first_mark_it_is_read_four_times_as_often(available_mib: float, expected_s: float) -> None:
-    """A machine at rest far from its marks is read once a second."""
+    """A machine that is not far from its marks is read once a second."""
     assert after(available_mib) == expected_s
+
+
+def test_above_four_times_the_first_mark_it_is_read_half_as_often() -> None:
+    """Unless a device has to be read as well: it has marks of its own."""
+    assert after(4916) == after(8000) == 2.0
+    sample = MachineSample(TOTAL_BYTES, 8000 * MIB, None, None, None, ())
+    with_device = MachineConfig(devices=(DeviceSpec("gpu", "nvmap"),))
+    assert looks.interval_s(with_device, sample) == 1.0
 
 
 def test_a_mark_that_is_reached_sooner_is_looked_at_sooner() -> None:
@@ -41,7 +49,7 @@ def test_below_a_mark_the_next_one_counts() -> None:
     assert after(600) == 0.25
 
 
-def test_a_small_machine_at_rest_is_not_read_more_often() -> None:
-    """Half a GiB, two thirds of it available: once a second."""
+def test_a_small_machine_at_rest_is_read_once_a_second() -> None:
+    """Half a GiB, two thirds of it available: a server takes little more than a second to fill that."""
     sample = MachineSample(512 * MIB, 341 * MIB, None, None, None, ())
-    assert looks.interval_s(CONFIG, sample) == 1.0
+    assert 1.0 <= looks.interval_s(CONFIG, sample) < 1.1

@@ -1,0 +1,56 @@
+"""Bounds for the process's memory, in processes of their own."""
+
+import subprocess
+import sys
+
+SHOW_RESIDENT = """
+import gc
+from edgeguardd.kernel import heap
+
+def resident_kb():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS:"))
+
+{bound}
+largest = bytes([1]) * 1_000_000
+del largest
+before, kept, pages = resident_kb(), [], []
+for number in range(40):
+    pages.append(bytes([1]) * 400_000)
+    kept.append(bytes([1]) * 600)
+del pages
+print(resident_kb() - before)
+"""
+
+SHOW_COLLECTIONS = """
+import gc
+made = [[] for _ in range(800_000)]
+from edgeguardd.kernel import heap
+{settle}
+full = gc.get_stats()[2]["collections"]
+for _ in range(30):
+    more = [[] for _ in range(5_000)]
+    made.append(more)
+print(gc.get_stats()[2]["collections"] - full, gc.get_freeze_count() > 800_000)
+"""
+
+
+def said(code: str) -> list[str]:
+    """What a Python of its own prints."""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout.split()
+
+
+def test_large_blocks_go_back_to_the_kernel_however_large_the_last_ones_were() -> None:
+    """Left to itself, the C library keeps what is freed between blocks that stay, up to the largest ever freed."""
+    bound, unbound = (int(said(SHOW_RESIDENT.format(bound=call))[0]) for call in ("heap.bound()", ""))
+    assert bound < 1024 < unbound
+
+
+def test_what_start_up_made_puts_no_collection_off() -> None:
+    """The collector weighs what is new against what the last full collection left: that is next to nothing now."""
+    collections, frozen = said(SHOW_COLLECTIONS.format(settle="heap.settle()"))
+    assert frozen == "True"
+    assert int(collections) >= 1
+    assert said(SHOW_COLLECTIONS.format(settle="gc.collect(); gc.freeze()"))[0] == "0"
