@@ -100,7 +100,7 @@ class World:
 
     def rests(self) -> bool:
         """Whether each target holds what is there now, and each match is a target."""
-        rows = self.scene.targets._targets.values()
+        rows = self.scene.targets._roster.targets.values()
         matches = {path for path in PATHS if os.path.dirname(path) == "/s" and self.there(path)}
         return {row.path for row in rows if row.name.startswith("g:")} == matches and all(
             row.attached == self.usable(row.path) and not any(link.watched.node.is_dead() for link in row.links)
@@ -192,6 +192,6 @@ def _check_kills(world: World) -> None:
     for path in PATHS:
         world.kill(path)
     sample_all()
-    for name, target in s.targets._targets.items():
+    for name, target in s.targets._roster.targets.items():
         told = [move.delta.oom_kill for move in s.of(CountersMoved, name) if move.local]
         assert told == ([1] if target.attached else [])

@@ -95,7 +95,7 @@ def test_what_a_reading_began_with_is_known_while_it_is_told(tmp_path: Path) -> 
         assert "the timer's" in s.defects[0]
         s.defects.clear()
         s.while_told = lambda event: begun.append(s.targets.begun)
-        alarm = s.targets._targets["job"].alarm
+        alarm = s.targets._roster.targets["job"].alarm
         assert alarm is not None
         alarm._on_stall()  # as the kernel's trigger has it called; plain files have none
         stalled = begun[-1]
@@ -172,7 +172,7 @@ def test_a_wake_up_samples_every_target_that_stands_on_the_cgroup(tmp_path: Path
         s.apply(job("one"), job("two"))
         s.told.clear()
         cgroup.events(oom_kill=1)
-        watched = s.targets._targets["one"].links[0].watched
+        watched = s.targets._roster.targets["one"].links[0].watched
         s.targets._sampler._woken(watched)
         assert [about(event) for event in s.told] == ["one", "one", "two", "two"]
         assert len(s.of(CountersMoved)) == 2
