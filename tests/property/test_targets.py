@@ -35,7 +35,7 @@ class World:
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
-        self.scene.targets.max_targets = 64
+        self.scene.targets._roster.most = 64
         self.peers: list[str] = []
 
     def there(self, path: str) -> bool:
