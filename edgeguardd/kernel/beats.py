@@ -24,5 +24,5 @@ def due(last: float, interval_s: float, number: int = 0) -> float:
     if interval_s < BEAT_S:
         return last + interval_s
     phase = number // LOOKS_A_BEAT % PHASES * BEAT_S / PHASES
-    beat_s = BEAT_S * 2 ** math.floor(math.log2(interval_s / BEAT_S))
+    beat_s = BEAT_S * 2.0 ** math.floor(math.log2(interval_s / BEAT_S))
     return math.floor((last + interval_s - phase + EARLY_S) / beat_s) * beat_s + phase

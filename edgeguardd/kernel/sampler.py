@@ -1,6 +1,7 @@
 """One target's life: appears, is sampled on each wake-up and on its timer, vanishes, appears again.
 
-Must not: know specs or peers (targets does), judge figures (core does). Upstream: nodes, tree. Downstream: targets.
+Must not: know specs or peers (wishes, targets do), judge figures (core does). Upstream: nodes, tree,
+telling. Downstream: roster, targets.
 
     wake-up of a counter file ─┐
     tasks wait for memory ─────┤
@@ -13,18 +14,14 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 
-from edgeguardd.core import kernelfmt
 from edgeguardd.core.events import (
     CgroupAppeared,
     CgroupVanished,
     CountersMoved,
     Event,
     KillsNearRemoval,
-    KillsWhileAway,
-    SampleFailed,
-    SampleTaken,
 )
-from edgeguardd.core.model import Counters, Sample
+from edgeguardd.core.model import Counters
 from edgeguardd.errors import KernelError
 from edgeguardd.kernel import beats
 from edgeguardd.kernel.cgroupfs import CgroupGoneError, CgroupRoot
@@ -32,20 +29,15 @@ from edgeguardd.kernel.guarded import Guarded, Link
 from edgeguardd.kernel.neighbourhood import Neighbourhood
 from edgeguardd.kernel.nodes import Nodes, Reading, Watched
 from edgeguardd.kernel.pressure import StallAlarm
+from edgeguardd.kernel.telling import Round, Telling, new_kills
 from edgeguardd.kernel.tree import Follower, Place, Tree
 from edgeguardd.kernel.wakeups import Begun, Cause, Wakeups
-
-# Sentences about PSI are said once each; garbled files could make many.
-_MAX_SAID = 64
 
 _NOTHING_COUNTED = Counters(*(0 for _ in Counters.__struct_fields__))
 
 # An OOM kill follows its `oom` within a few milliseconds, on a slow machine too; the wake-up for it within 10.
 SECOND_LOOK_S = 0.001
 SECOND_LOOKS = 10
-
-# Readings of one round: what several targets share is read once.
-Round = dict[Watched[Guarded], Reading]
 
 
 class Sampler:
@@ -70,10 +62,9 @@ class Sampler:
         self._loop = loop
         self._emit = emit
         self._clock = clock
-        self._on_fault = on_fault
+        self._telling = Telling(emit, clock, on_fault)
         self._wakeups = Wakeups(loop)
         self._nodes: Nodes[Guarded] = Nodes(root, self._wakeups, self._woken)
-        self._psi_said: set[str] = set()
         self._numbers = itertools.count()
 
     def start(self, target: Guarded, *, fresh: bool = False) -> None:
@@ -192,7 +183,7 @@ class Sampler:
             self._release(target)
             # In a directory that was just removed no file is found either: then the tree is about to tell.
             if self._tree.holds(place):
-                self._fail(target, str(error))
+                self._telling.fail(target, str(error))
             return
         target.was_absent = False
         target.told = None
@@ -204,7 +195,7 @@ class Sampler:
             self._loop,
             self._clock,
             lambda: self._stalled(target),
-            self._say_of_psi,
+            self._telling.say_of_psi,
         )
         self._emit(CgroupAppeared(target.name))
         self._sample(target, {})
@@ -268,37 +259,22 @@ class Sampler:
     def _sample(self, target: Guarded, readings: Round, *, last: bool = False) -> None:
         """Read the target's cgroup and its limited ancestors, each once a round, and tell."""
         near = target.neighbourhood
-
         kills_before = None if near is None else near.kills()
         read: list[tuple[Link, Reading]] = []
-        dead = not self._read(target, readings, read)
+        dead = not self._telling.read(target, readings, read)
         if read:
             if near is not None:
-                near.explain(kills_before, _new_kills(*read[0]))
+                near.explain(kills_before, new_kills(*read[0]))
             target.looked_at = self._clock()
             # What was counted is told even if an ancestor's files died meanwhile; figures without its limit are not.
             self._tell_all(target, read, sample=not dead and not (last and read[0][1].usage is None))
         if dead and not last and target.attached:
             self._gone(target)
 
-    def _read(self, target: Guarded, readings: Round, read: list[tuple[Link, Reading]]) -> bool:
-        """Add a reading of each cgroup that is to be read, the target's own first. False: the files of one are dead."""
-        try:
-            for link in target.links:
-                if not link.watched.limited:
-                    link.seen = None
-                    continue
-                if link.watched not in readings:
-                    readings[link.watched] = link.watched.read()
-                read.append((link, readings[link.watched]))
-        except CgroupGoneError:
-            return False
-        return True
-
     def _tell_all(self, target: Guarded, read: list[tuple[Link, Reading]], *, sample: bool) -> None:
-        moves = [move for move in (self._move(target, link, reading) for link, reading in read) if move is not None]
+        moves = self._telling.moves(target, read)
         if sample:
-            self._tell(target, [reading for _, reading in read])
+            self._telling.tell(target, [reading for _, reading in read])
         self._look_again(target, moves)
         for move in moves:
             # What was told may have ended the target: its last subscriber was disconnected.
@@ -321,77 +297,3 @@ class Sampler:
         target.looks_left -= 1
         with self._because(Cause.TIMER, self._loop.time()):
             self.sample_now(target)
-
-    def _move(self, target: Guarded, link: Link, reading: Reading) -> CountersMoved | None:
-        """What the cgroup counted since the target was last told; it counts as told from here on."""
-        if reading.counters is None or reading.counters == link.seen:
-            return None
-        if link.seen is None:
-            link.seen = reading.counters
-            self._tell_missed(target, link)
-            return None
-        change = kernelfmt.delta(reading.counters, link.seen)
-        link.seen = kernelfmt.latest(reading.counters, link.seen)
-        if not kernelfmt.moved(change):
-            return None
-        return CountersMoved(target.name, link.watched.node.path, link.watched.own, change)
-
-    def _tell_missed(self, target: Guarded, link: Link) -> None:
-        """The first look at what a run before this one has left: what the cgroup has killed since, or all of a new one.
-
-        It raises no level: that comes from memory as it is now.
-        """
-        if not link.watched.own or target.before is None or target.place is None:
-            return
-        before, target.before = target.before, None
-        counted = None if link.seen is None else link.seen.oom_kill
-        identity = target.place.identity
-        new_cgroup = identity is None or identity[1] != before.inode
-        told = 0 if new_cgroup else before.kills
-        if counted is not None and told is not None and counted > told:
-            self._emit(KillsWhileAway(target.name, counted - told, new_cgroup))
-
-    def _tell(self, target: Guarded, readings: list[Reading]) -> None:
-        own = readings[0]
-        if own.usage is None:
-            self._fail(target, own.fault or "cannot read the cgroup")
-            return
-        target.failure = None
-        target.sampled_at = self._clock()
-        faults = [reading.fault for reading in readings] + [link.watched.fault for link in target.links]
-        fault = next((fault for fault in faults if fault is not None), None)
-        if fault is not None and fault != target.fault:
-            target.errors += 1
-            self._on_fault(f"{target.name} is watched in part only: {fault}")
-        target.fault = fault
-        self._follow_stalls(target, own.usage.psi_some_us)
-        usages = tuple(reading.usage for reading in readings if reading.usage is not None)
-        self._emit(SampleTaken(Sample(target.name, usages)))
-
-    def _follow_stalls(self, target: Guarded, some_us: int | None) -> None:
-        if target.alarm is not None:
-            target.alarm.follow(target.policy.psi_ratio, some_us)
-        fault = target.links[0].watched.node.pressure.fault
-        if fault is not None:
-            self._say_of_psi(fault)
-
-    def _say_of_psi(self, sentence: str) -> None:
-        """Once, for all targets: everything works without."""
-        if sentence not in self._psi_said and len(self._psi_said) < _MAX_SAID:
-            self._psi_said.add(sentence)
-            self._on_fault(sentence)
-
-    def _fail(self, target: Guarded, reason: str) -> None:
-        """A target that cannot be read is told of once for each reason, and tried again by its timer."""
-        target.errors += 1
-        if reason != target.failure:
-            target.failure = reason
-            self._emit(SampleFailed(target.name, reason))
-
-
-def _new_kills(link: Link, reading: Reading) -> int:
-    """Kills of this reading that have not been told yet."""
-    if reading.counters is None or reading.counters.oom_kill is None:
-        return 0
-    told = 0 if link.seen is None or link.seen.oom_kill is None else link.seen.oom_kill
-    return max(0, reading.counters.oom_kill - told)

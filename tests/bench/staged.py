@@ -58,7 +58,7 @@ def stamped(stamps: Stamps, function: Callable[..., Any], *, before: str = "", a
 def install(stamps: Stamps) -> None:
     """On the classes, before the daemon is made."""
     from edgeguardd.core.engine import Engine  # noqa: PLC0415 - after the command line has chosen what to import
-    from edgeguardd.kernel.sampler import Sampler  # noqa: PLC0415
+    from edgeguardd.kernel.telling import Telling  # noqa: PLC0415
     from edgeguardd.kernel.wakeups import Wakeups  # noqa: PLC0415
     from edgeguardd.serve.subscribers import SubscriberServer  # noqa: PLC0415
 
@@ -82,7 +82,7 @@ def install(stamps: Stamps) -> None:
     Wakeups._dispatch = dispatched  # type: ignore[method-assign]
     Engine.handle = handled  # type: ignore[method-assign]
     SubscriberServer.deliver = delivered  # type: ignore[method-assign]
-    Sampler._read = stamped(stamps, Sampler._read, before="reading", after="read")  # type: ignore[method-assign]
+    Telling.read = stamped(stamps, Telling.read, before="reading", after="read")  # type: ignore[method-assign]
 
 
 def main() -> int:
