@@ -48,7 +48,7 @@ def main() -> int:
         say(f"{one.section}\n")
         done.append(one)
     took_s = time.monotonic() - began
-    summary = report.summary(done)
+    summary = report.summary(done, {name: part.right for name, part in PARTS.items()})
     sections = {one.name: report.dated(one.section, evidence(one.name, one.took_s)) for one in done}
     if {one.name for one in done} == set(PARTS):
         text = f"{report.ALL}\n\nThe soak and the parts on plain files run beside each other.\n\n{summary}"

@@ -25,6 +25,23 @@ from tests.torture.faults import within
 from tests.torture.patient import Afflicted, differing, free_port
 
 ERRNOS = tuple(getattr(errno, name) for name in plan.ERRNOS)
+# Calls that take a descriptor.
+OPENING = frozenset(
+    {
+        *(
+            "open",
+            "os.open",
+            "os.fdopen",
+            "os.scandir",
+            "os.listdir",
+            "os.dup",
+            "os.pipe",
+            "os.pidfd_open",
+            "os.eventfd",
+        ),
+        *("select.epoll", "socket.socket", "socket.socketpair", "socket.accept", "inotify.new"),
+    }
+)
 # The limit and what relief raises it to have as many digits: a write does not shorten a plain file.
 HIGH_BYTES, MAX_BYTES, REST_BYTES = 400 * MIB, 600 * MIB, 50 * MIB
 # A tour takes a tenth of a second on an idle machine; what a fault stalls goes on after it.
@@ -212,9 +229,16 @@ def read(path: str) -> str:
 
 
 def cases(seed: int, errors: int, share: tuple[int, int] = (0, 1)) -> list[Case]:
-    """Each site with so many errors, drawn by the seed; of all sites those whose place has this rest."""
+    """Each site with so many errors: too little memory, no descriptor where it opens one, and others drawn by the seed.
+
+    Of all sites those whose place has this rest.
+    """
     chance = random.Random(seed)  # noqa: S311 - to be the same each time is its job
-    found = [Case(site, number) for site in plan.sites() for number in chance.sample(ERRNOS, errors)]
+    found = []
+    for site in plan.sites():
+        first = [errno.ENOMEM, errno.EMFILE] if site.rpartition(":")[2] in OPENING else [errno.ENOMEM]
+        drawn = chance.sample([number for number in ERRNOS if number not in first], errors)
+        found += [Case(site, number) for number in [*first, *drawn][:errors]]
     return [case for number, case in enumerate(found) if number % share[1] == share[0]]
 
 

@@ -187,10 +187,13 @@ def strain(rows: Sequence[Row]) -> str:
     return table(head, cells)
 
 
-def summary(done: Sequence[Done]) -> str:
-    """Each part, how long it took, and what came of it."""
-    rows = [[one.name, _minutes(one.took_s), _minutes(one.limit_s), "right" if one.right else "WRONG"] for one in done]
-    return table(["part", "took", "at most", "verdict"], rows)
+def summary(done: Sequence[Done], budgets: Mapping[str, str]) -> str:
+    """Each part, what has to be so, what came of it, and how long it took."""
+    rows = [
+        [one.name, budgets[one.name], "met" if one.right else "MISSED", _minutes(one.took_s), _minutes(one.limit_s)]
+        for one in done
+    ]
+    return table(["part", "budget", "verdict", "took", "at most"], rows)
 
 
 def dated(section: str, evidence: str) -> str:

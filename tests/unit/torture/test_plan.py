@@ -1,8 +1,9 @@
 """Torture's schedules, and the calls into the kernel that it knows to fail."""
 
+import errno
 from itertools import islice
 
-from tests.torture import callsites, faults, plan
+from tests.torture import calls, callsites, faults, plan
 
 SOURCE = """
 import os
@@ -54,3 +55,13 @@ def test_the_daemons_own_calls_are_all_known() -> None:
         ("edgeguardd.serve.unixbind", "fcntl.flock"),
         ("edgeguardd.state", "os.rename"),
     } <= found
+
+
+def test_every_call_meets_a_shortage_of_memory_and_where_it_opens_something_of_descriptors() -> None:
+    """Whatever the seed; the same seed draws the same errors for the others."""
+    for seed in (1, 2):
+        cases = calls.cases(seed, 2)
+        assert {case.site for case in cases if case.number == errno.ENOMEM} == set(plan.sites())
+        opened = {case.site for case in cases if case.number == errno.EMFILE}
+        assert {site for site in plan.sites() if site.endswith((":os.open", ":open", ":os.scandir"))} <= opened
+        assert [str(case) for case in cases] == [str(case) for case in calls.cases(seed, 2)]

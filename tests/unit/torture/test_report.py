@@ -1,6 +1,7 @@
 """What torture found becomes tables, and they take their place in the page."""
 
 from tests.torture import report
+from tests.torture.bounded import Done
 
 VERDICT = {"kind": "disk full", "effects": 2, "wrong": {}, "probe_s": 0.25, "text": "round 3: disk full"}
 
@@ -35,6 +36,14 @@ def test_the_page_keeps_what_is_around_the_sections_and_parts_that_were_not_run(
     assert once == f"before\n{report.BEGIN}\n\n{inside}\n\n{report.END}\nafter\n"
     assert report.document(once, sections) == once
     assert report.dated("### Soak\n\nnew", "today.") == "### Soak\n\ntoday.\n\nnew"
+
+
+def test_a_budget_is_met_or_missed() -> None:
+    """Each part's by itself."""
+    done = [Done("soak", True, "", 660.0, 780.0), Done("fuzz", False, "", 60.0, 90.0)]
+    lines = report.summary(done, {"soak": "flat", "fuzz": "no crash"}).splitlines()
+    assert [cell.strip() for cell in lines[2].split("|")[1:-1]] == ["soak", "flat", "met", "11.0 min", "13.0 min"]
+    assert [cell.strip() for cell in lines[3].split("|")[1:-1]] == ["fuzz", "no crash", "MISSED", "1.0 min", "1.5 min"]
 
 
 def test_memory_that_grows_from_round_to_round_is_told() -> None:
