@@ -7,6 +7,7 @@ import pytest
 
 from edgeguardd.cli import httppage, logpage
 from tests.support.documents.pages import links, pages, text_of
+from tests.support.running import REPOSITORY
 
 INDEX = "docs/README.md"
 FAILURES = "docs/explanation/failure-modes.md"
@@ -27,6 +28,22 @@ def test_every_page_is_in_the_index() -> None:
     assert {page for page in pages() if page.startswith("docs/zh-CN/")} - linked_from("docs/zh-CN/README.md") <= {
         "docs/zh-CN/README.md"
     }
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page.startswith(("docs/explanation/", "docs/CONTR"))])
+def test_what_a_page_says_of_the_code_is_there(page: str) -> None:
+    """Packages and modules by their names: whoever moves one finds the pages that speak of it."""
+    named = set(
+        re.findall(r"`(?:edgeguardd\.)?((?:core|kernel|serve|gate|recorder|client|isolate)\.[a-z_.]+)`", text_of(page))
+    )
+    named |= {name.removeprefix("edgeguardd.") for name in re.findall(r"`(edgeguardd(?:\.[a-z_]+)+)`", text_of(page))}
+    gone = []
+    for name in sorted(named - {"toml", "service", "socket"}):
+        parts = [os.path.join(REPOSITORY, "edgeguardd", *name.split(".")[:depth]) for depth in (None, -1)]
+        # The last word may be one in the module.
+        if not any(os.path.isdir(path) or os.path.isfile(f"{path}.py") for path in parts):
+            gone.append(name)
+    assert gone == []
 
 
 def rows_of(page: str) -> list[list[str]]:
