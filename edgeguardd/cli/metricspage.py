@@ -40,7 +40,8 @@ from edgeguardd.core.taskstats import Delays
 from edgeguardd.delays import DelayCollector
 from edgeguardd.keeperstats import KeeperCollector, KeeperStats
 from edgeguardd.kernel.guarded import TargetStatus
-from edgeguardd.kernel.scores import RuleStats, ScoreStats
+from edgeguardd.kernel.scores import ScoreStats
+from edgeguardd.kernel.scoring import RuleStats
 from edgeguardd.kernel.wakeups import Begun, Cause
 from edgeguardd.logs import Output
 from edgeguardd.metrics import Metrics
