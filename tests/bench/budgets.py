@@ -27,6 +27,8 @@ BUDGETS = {
     "subscribers_stalled": Budget("the same with one that does not read", 100.0, "ms"),
     "metrics_page": Budget("/metrics with 100 targets, median", 20.0, "ms"),
     "ready": Budget("start to READY=1, median", 1.0, "s"),
+    "restart_gap": Budget("gap in service with 10 subscribers at critical, restart or kill -9, the longest", 1.5, "s"),
+    "restart_wrong": Budget("commands lost or carried out twice, levels forgotten in that", 0.0, "times"),
     "survival_kills": Budget("kills under edgeguardd, in a cgroup", 0.0, "kills"),
     "survival_restarts": Budget("restarts needed under edgeguardd, in a cgroup", 0.0, "restarts"),
     "survival_timeouts": Budget("time-outs under edgeguardd, in a cgroup", 0.0, "requests"),

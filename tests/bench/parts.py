@@ -65,6 +65,10 @@ def _subscribers(size: Size, tell: Tell) -> Section:
     return _section("subscribers", "Many subscribers", [lambda: probe("crowd", where, kind, size.word)])
 
 
+def _restart(size: Size, tell: Tell) -> Section:
+    return _section("restart", "Restarts", [lambda: probe("restart", HERE, size.word)])
+
+
 def _storm(size: Size, tell: Tell) -> Section:
     if not has_huge():
         raise ProbeError("it needs root, cgroup v2 with the hugetlb controller, and a kernel from 5.6 on")
@@ -125,6 +129,7 @@ def _section(part: str, title: str, asked: list[Ask]) -> Section:
 PARTS = {
     "reaction": Part(PERFORMANCE, True, 10, _reaction),
     "cost": Part(PERFORMANCE, True, 8, _cost),
+    "restart": Part(PERFORMANCE, True, 4, _restart),
     "subscribers": Part(PERFORMANCE, True, 5, _subscribers),
     "storm": Part(PERFORMANCE, True, 5, _storm),
     "machine": Part(PERFORMANCE, True, 12, _machine),

@@ -51,6 +51,14 @@ def test_cost_and_start() -> None:
     assert set(section.measured) == {"ready", "idle_wakeups", "idle_cpu", "metrics_page"}
 
 
+def test_a_restart_and_a_kill_lose_nothing() -> None:
+    """The gap comes out, and what the oracle says of ten servers' commands: nothing."""
+    section = parts.PARTS["restart"].run(parts.QUICK, tell)
+    assert set(section.measured) == {"restart_gap", "restart_wrong"}
+    assert section.measured["restart_wrong"] == 0, section.tables[0].notes
+    assert [row[:2] for row in section.tables[0].rows] == [["restart", "1"], ["kill -9", "1"]]
+
+
 def test_an_unknown_part_is_named_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     """A slip in BENCH_OPTIONS costs no run."""
     with pytest.raises(SystemExit):

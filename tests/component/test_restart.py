@@ -3,70 +3,23 @@
 import asyncio
 import os
 import random
-import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from tests.support import faulty
 from tests.support.faketree import MIB, FakeCgroup
+from tests.support.restarts import TARGET, Memory, activated
 from tests.support.running import Daemon, Subscriber
 from tests.support.subscriberload import Journal, Server, longest_gap_s, problems, read, run
 from tests.support.wait import DEADLINE_S, eventually, soon
 
-TARGET = """
-[[target]]
-name = "llm"
-path = "/llm"
-[sampling]
-fast = 0.05
-slow = 0.1
-[defaults]
-repeat = 0.3
-dwell = 0.2
-restore_dwell = 0.2
-"""
 HELLO = {"name": "test", "target": "llm"}
 SERVERS = 10
-FLOOR = 930 * MIB
 SEEDS = int(os.environ.get("EDGEGUARDD_RESTART_SEEDS", "2"))
 DEATHS = 3
 # A daemon is left alone for so long at most before it is killed anyway.
 LONGEST_S = 1.0
-
-
-class Memory:
-    """What the cgroup holds: the servers' trims lower it, and it grows again to the top."""
-
-    def __init__(self, cgroup: FakeCgroup) -> None:
-        self.cgroup = cgroup
-        self.needed = 100 * MIB
-
-    def set(self, needed: int) -> None:
-        self.needed = needed
-        self.cgroup.usage(needed)
-
-    def release(self, wanted: int) -> int:
-        freed = max(0, min(wanted, self.needed - FLOOR))
-        self.set(self.needed - freed)
-        return freed
-
-
-@contextmanager
-def activated(place: str, body: str = TARGET) -> Iterator[Daemon]:
-    """A daemon that gets its socket from outside, as from systemd: it is there while no daemon is."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        daemon = Daemon(place, body, cgroup_root=f"{place}/tree", start=False)
-        listener.bind(daemon.socket_path)
-        listener.listen(1024)
-        daemon.listener = listener
-        daemon.start()
-        try:
-            yield daemon
-        finally:
-            daemon.stop()
 
 
 def test_kill_9_forgets_neither_level_nor_commands(place: str, llm: FakeCgroup) -> None:
@@ -209,7 +162,7 @@ async def _rounds(daemon: Daemon, memory: Memory, path: str, chance: random.Rand
     load = asyncio.create_task(run(servers, journal, daemon.socket_path, until))
     await soon(lambda: all(server.guard.connected for server in servers))
     memory.set(980 * MIB)
-    growing = asyncio.create_task(_grow(memory))
+    growing = asyncio.create_task(memory.grow())
     await soon(lambda: not any(server.accepting for server in servers))
     for _ in range(DEATHS):
         await asyncio.to_thread(_die, daemon, chance)
@@ -224,13 +177,6 @@ async def _rounds(daemon: Daemon, memory: Memory, path: str, chance: random.Rand
     until.set()
     await load
     journal.close()
-
-
-async def _grow(memory: Memory) -> None:
-    """Requests come, whatever is given back."""
-    while True:
-        memory.set(min(990 * MIB, memory.needed + 10 * MIB))
-        await asyncio.sleep(0.05)
 
 
 def _die(daemon: Daemon, chance: random.Random) -> None:
