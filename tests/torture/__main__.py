@@ -84,7 +84,7 @@ def run(options: argparse.Namespace, until: float) -> Iterator[bounded.Done]:
         limit_s = min(60 * PARTS[name].limit_minutes(options), left_s)
         say(f"--- {name}, seed {options.seed}, {limit_s / 60:.1f} min at most")
         argv = [sys.executable, "-m", "tests.torture.parts", name, *passed_on(options)]
-        return bounded.Running(name, argv, limit_s)
+        return bounded.Running(name, PARTS[name].heading, argv, limit_s)
 
     for stage in STAGES:
         lanes = [[name for name in lane if name in options.parts] for lane in stage]

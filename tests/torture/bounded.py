@@ -35,10 +35,10 @@ class Done:
 
 
 class Running:
-    """One part. `argv` is its command, which takes the file for its section last."""
+    """One part. `argv` is its command, which takes the file for its section last; `heading` the section's."""
 
-    def __init__(self, name: str, argv: Sequence[str], limit_s: float) -> None:
-        self.name, self.limit_s = name, limit_s
+    def __init__(self, name: str, heading: str, argv: Sequence[str], limit_s: float) -> None:
+        self.name, self.heading, self.limit_s = name, heading, limit_s
         self._began = time.monotonic()
         self._directory = tempfile.mkdtemp(prefix="edgeguardd-torture-", dir="/tmp")
         # A session of its own: an interrupt at the terminal is for the one who started it, who ends all of it.
@@ -55,7 +55,7 @@ class Running:
         trouble = f"It ended with status {status}, and has put nothing down."
         if status is None:
             trouble = f"It was ended: it had not come to its end within {self.limit_s / 60:.1f} min."
-        right, section = False, f"### {self.name.capitalize()}\n\n{trouble}"
+        right, section = False, f"### {self.heading}\n\n{trouble}"
         with contextlib.suppress(FileNotFoundError), open(f"{self._directory}/section") as file:
             told = json.load(file)
             right, section = told["right"], told["section"]

@@ -197,8 +197,9 @@ def _say(text: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """How a part is run, the minutes that it may take with these options, and what is right."""
+    """The heading of a part, how it is run, the minutes that it may take with these options, and what is right."""
 
+    heading: str
     run: Callable[[argparse.Namespace], tuple[bool, str]]
     limit_minutes: Callable[[argparse.Namespace], float]
     right: str
@@ -206,19 +207,25 @@ class Part:
 
 PARTS: dict[str, Part] = {
     "faults": Part(
+        "Faults",
         faults,
         lambda options: options.minutes + LAST_ROUND_MINUTES + SPARE_MINUTES,
         "the oracle finds nothing wrong in any round; resident memory does not grow from round to round",
     ),
-    "calls": Part(every_call, lambda _: 10.0, "nothing is left of any call that failed"),
-    "deaths": Part(every_death, lambda _: 4.0, "whole after the next start"),
-    "strain": Part(strain, lambda _: STRAIN_MINUTES + SPARE_MINUTES, "each kill is told within 1 s"),
-    "soak": Part(
-        soaked, lambda options: options.soak_minutes + 2.0, "eight hours add at most 1 MiB, and no descriptor"
+    "calls": Part("Every call into the kernel", every_call, lambda _: 10.0, "nothing is left of any call that failed"),
+    "deaths": Part("kill -9 at each order", every_death, lambda _: 4.0, "whole after the next start"),
+    "strain": Part(
+        "Under pressure itself", strain, lambda _: STRAIN_MINUTES + SPARE_MINUTES, "each kill is told within 1 s"
     ),
-    "security": Part(security, lambda _: 5.0, "each enemy is harmless"),
+    "soak": Part(
+        "Soak", soaked, lambda options: options.soak_minutes + 2.0, "eight hours add at most 1 MiB, and no descriptor"
+    ),
+    "security": Part("Security", security, lambda _: 5.0, "each enemy is harmless"),
     "fuzz": Part(
-        fuzz, lambda options: len(PARSERS) * options.fuzz_minutes + 2.0, "no crash, and no input that takes long"
+        "Fuzz",
+        fuzz,
+        lambda options: len(PARSERS) * options.fuzz_minutes + 2.0,
+        "no crash, and no input that takes long",
     ),
 }
 

@@ -24,7 +24,7 @@ time.sleep(600)
 
 def part(code: str, *words: str, limit_s: float = 60.0) -> bounded.Running:
     """A part that is this program."""
-    return bounded.Running("part", [sys.executable, "-I", "-S", "-c", code, *words], limit_s)
+    return bounded.Running("part", "Part", [sys.executable, "-I", "-S", "-c", code, *words], limit_s)
 
 
 def test_parts_of_a_lane_run_in_turn_and_each_tells_its_section() -> None:
