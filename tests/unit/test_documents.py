@@ -33,15 +33,15 @@ def test_every_page_is_in_the_index() -> None:
 @pytest.mark.parametrize("page", [page for page in pages() if page.startswith(("docs/explanation/", "docs/CONTR"))])
 def test_what_a_page_says_of_the_code_is_there(page: str) -> None:
     """Packages and modules by their names: whoever moves one finds the pages that speak of it."""
-    named = set(
-        re.findall(r"`(?:edgeguardd\.)?((?:core|kernel|serve|gate|recorder|client|isolate)\.[a-z_.]+)`", text_of(page))
-    )
-    named |= {name.removeprefix("edgeguardd.") for name in re.findall(r"`(edgeguardd(?:\.[a-z_]+)+)`", text_of(page))}
+    text = text_of(page)
+    named = set(re.findall(r"`((?:core|kernel|serve|gate|recorder|client|isolate)\.[a-z_.]+)`", text))
+    named |= set(re.findall(r"`edgeguardd\.((?!service|socket|toml)[a-z_.]+)`", text))
     gone = []
-    for name in sorted(named - {"toml", "service", "socket"}):
-        parts = [os.path.join(REPOSITORY, "edgeguardd", *name.split(".")[:depth]) for depth in (None, -1)]
-        # The last word may be one in the module.
-        if not any(os.path.isdir(path) or os.path.isfile(f"{path}.py") for path in parts):
+    for name in sorted(named):
+        place = os.path.join(REPOSITORY, "edgeguardd", *name.split("."))
+        # The last of several words may be one in the module.
+        places = [place, os.path.dirname(place)] if "." in name else [place]
+        if not any(os.path.isdir(found) or os.path.isfile(f"{found}.py") for found in places):
             gone.append(name)
     assert gone == []
 
