@@ -181,7 +181,10 @@ def kernel() -> str:
     """What it all ran on."""
     if here():
         return f"Linux {platform.release()}"
-    version = subprocess.run([str(runner.binary()), "--version"], check=True, capture_output=True, text=True).stdout
+    linux = runner.binary()
+    if linux is None:
+        return "no kernel with cgroup v2"
+    version = subprocess.run([linux, "--version"], check=True, capture_output=True, text=True).stdout
     return f"user-mode Linux {version.strip()}"
 
 
