@@ -251,6 +251,42 @@ def test_what_is_restored_says_all_that_is_free_again() -> None:
     assert restores[-1].parameters == free
 
 
+def test_what_a_server_cannot_do_is_not_shown_as_obeyed() -> None:
+    """It said so: nothing of it is in force there."""
+    script = Script()
+    script.join(1, frozenset({Action.REDUCE_BATCH}))
+    script.need(850)
+    assert script.target.ledger.obeyed().max_batch_ratio == 0.5
+    answer(script, Action.REDUCE_BATCH, AckStatus.UNSUPPORTED)
+    assert script.target.ledger.obeyed() == InForce(1.0, True, True)
+
+
+def test_what_has_failed_is_asked_again_in_the_next_round() -> None:
+    """At the same rung; what was done is not."""
+    script = Script(Policy(dwell_s=1, restore_dwell_s=1, repeat_s=2))
+    script.join(1, frozenset({Action.REDUCE_BATCH, Action.REJECT_REQUESTS}))
+    script.need(950)
+    answer(script, Action.REDUCE_BATCH, AckStatus.FAILED)
+    answer(script, Action.REJECT_REQUESTS, AckStatus.DONE)
+    seen = len(script.effects)
+    script.pass_time(3)
+    assert {e.command.action for e in of(script.effects[seen:], Deliver)} == {Action.REDUCE_BATCH}
+
+
+def test_when_the_last_one_that_was_waited_for_leaves_the_round_is_judged() -> None:
+    """What the others could not give is asked for at the next rung at once."""
+    script = Script(Policy(dwell_s=1, restore_dwell_s=1, repeat_s=3600))
+    script.join(1)
+    script.join(2)
+    script.need(650)
+    trims = list(script.target.ledger.outstanding.values())
+    script.ack(next(one.command for one in trims if one.subscriber == 1), AckStatus.FAILED)
+    assert script.target.ledger.rung is Level.ELEVATED
+    asked = of(script.leave(2), Deliver)
+    assert script.target.ledger.rung is Level.HIGH
+    assert {e.subscriber for e in asked} == {1}
+
+
 def test_a_critical_level_holds_whatever_was_freed() -> None:
     """At emergency's rung over a critical level nothing is given back while memory presses."""
     script = Script(Policy(dwell_s=1, restore_dwell_s=1, repeat_s=3600))
