@@ -36,6 +36,7 @@ from edgeguardd.oomreports import OomCollector, OomReports
 from edgeguardd.pages import Pages
 from edgeguardd.peerevents import PeerEvents
 from edgeguardd.recorder import Recorder
+from edgeguardd.remembered import RememberedRecords
 from edgeguardd.selfmetrics import sources
 from edgeguardd.serve.agent import AgentServer
 from edgeguardd.serve.http import HttpServer
@@ -98,7 +99,7 @@ class Daemon:
         root = cgroupfs.find_root(config.cgroup_root)
         StateDirectory(config.state_directory, _partly_blind).make()
         self.lock = StateLock(config.state_directory)
-        state = StateDirectory(config.state_directory, _partly_blind, require=self.lock.require)
+        state = RememberedRecords(config.state_directory, _partly_blind, self.lock.require)
         self.relief = Relief(root, state, emit, loop.time)
         self.last_resorts = LastResorts(root, loop, emit, loop.time, state)
         self.machine = Machine(config.machine, loop, emit, on_fault=_partly_blind)
@@ -109,6 +110,7 @@ class Daemon:
         # What outlives this run
         self.keeper = Keeper(self.lock, root, self.engine, self.targets, loop, _partly_blind)
         self.recorder = Recorder(config, self.engine, loop, run=uuid.uuid4().hex, on_fault=_partly_blind)
+        self.keeper.on_made_again += [state.save_again, self.recorder.begin_anew]
         # The peers' side
         self.access = Access(config, self.targets)
         self.peer_events = PeerEvents(self.engine, self.targets, emit)

@@ -21,6 +21,7 @@ from typing import Final
 from msgspec import Struct
 
 from edgeguardd.errors import EdgeguardError
+from edgeguardd.ownfiles import DAMAGED, anothers, is_at
 
 NAMES: Final = ("told-a.journal", "told-b.journal")
 # Some 200 commands, far more than are told between two records; it grows where there is room.
@@ -53,13 +54,14 @@ class _File:
     """One of the two. `end`: where the next line goes."""
 
     def __init__(self, name: str, directory: int) -> None:
+        self.name = name
         self.fd = os.open(name, _OPEN, 0o600, dir_fd=directory)
         self.turn = 0
         self.epoch = ""
         self.end = _HEADER_BYTES
         try:
             _require_ours(os.fstat(self.fd))
-        except OSError:
+        except (OSError, _StrangeError):
             os.close(self.fd)
             raise
         with contextlib.suppress(OSError):  # what cannot be had now may be had when it is needed
@@ -104,9 +106,15 @@ class _File:
         self.end += len(data)
 
 
+class _StrangeError(Exception):
+    """This file is none of ours; the text says why."""
+
+
 def _require_ours(found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
-        raise OSError(errno.EINVAL, "it is no plain file of the daemon's user")
+    if not stat.S_ISREG(found.st_mode):
+        raise _StrangeError("it is no plain file")
+    if (why := anothers(found)) is not None:
+        raise _StrangeError(why)
 
 
 class Journal:
@@ -127,7 +135,7 @@ class Journal:
                 if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
                     raise JournalError(f"cannot use {path}: others may write there; chmod go-w {path}")
                 for name in NAMES:
-                    self._files.append(_File(name, directory))
+                    self._files.append(self._opened(name, directory))
             finally:
                 os.close(directory)
         except OSError as error:
@@ -136,6 +144,38 @@ class Journal:
         except JournalError:
             self.close()
             raise
+
+    def _opened(self, name: str, directory: int) -> _File:
+        """A file that others may have written is put aside, and said: another one takes its place. Raises OSError."""
+        try:
+            return _File(name, directory)
+        except _StrangeError as strange:
+            os.rename(name, name + DAMAGED, src_dir_fd=directory, dst_dir_fd=directory)
+            self._on_fault(f"cannot use {self.path}/{name}: {strange}; it is {name}{DAMAGED} now, to be looked at")
+        try:
+            return _File(name, directory)
+        except _StrangeError as strange:
+            raise OSError(errno.EPERM, str(strange)) from None
+
+    def renew(self) -> bool:
+        """Whether files were removed, or others put in their place: then they are made again, empty."""
+        if all(is_at(file.fd, f"{self.path}/{file.name}") for file in self._files):
+            return False
+        try:
+            directory = os.open(self.path, _OPEN_DIRECTORY)
+        except OSError as error:
+            self._fault(error)
+            return True
+        try:
+            for place, file in enumerate(self._files):
+                self._files[place] = self._opened(file.name, directory)
+                os.close(file.fd)
+        except OSError as error:
+            self._fault(error)
+        finally:
+            os.close(directory)
+        self.own(self._epoch)
+        return True
 
     def read(self, epoch: str) -> Found:
         """What was told in this epoch and not settled, in order. Call it first, then own."""

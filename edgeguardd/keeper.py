@@ -41,11 +41,16 @@ RUNTIME_VARIABLE: Final = "RUNTIME_DIRECTORY"
 # A sign of life while there is something that a short absence must not lose.
 ALIVE_S: Final = 5.0
 
+LOST: Final = "cannot find {} any more: it was removed or replaced under the running daemon; it is made again"
+
 log = get_logger()
 
 
 class Keeper:
-    """Keeps for one engine. `epoch` is the last run's where that goes on."""
+    """Keeps for one engine. `epoch` is the last run's where that goes on.
+
+    on_made_again  called when the directory had to be made again, for what others have in it
+    """
 
     def __init__(
         self,
@@ -60,6 +65,9 @@ class Keeper:
         self.stats = KeeperStats(lock.directory)
         self._faults = Faults(self.stats, on_fault)
         self.state = StateDirectory(lock.directory, self._faults.say, MAX_RECORD_BYTES, lambda: _refuse_anothers(lock))
+        self.on_made_again: list[Callable[[], None]] = []
+        self._missing = False
+        self._lock = lock
         self._engine = engine
         self._targets = targets
         self._loop = loop
@@ -84,7 +92,9 @@ class Keeper:
         self._entries = Entries(engine, targets, was.last_entry)
         spare_numbers = SKIPPED_NUMBERS if self._journal is None else 0
         snapshot = Snapshot(boot, self.epoch, engine, targets, spare_numbers)
-        self._records = Records(self.state, self._journal, self._entries, snapshot, loop, self._faults)
+        self._records = Records(
+            self.state, self._journal, self._entries, snapshot, loop, self._faults, self._look_after_place
+        )
 
     @property
     def settled(self) -> bool:
@@ -149,10 +159,39 @@ class Keeper:
 
     def _say_alive(self) -> None:
         """What has not changed for long is not old: the next run wants to know for how long nobody was there."""
+        self._look_after_place()
+        if self._closed:
+            return
         targets = self._engine.targets.values()
         if self._journal is not None and any(t.level > Level.NORMAL or t.ledger.rung for t in targets):
             self._journal.alive(self._loop.time())
         self._alive = self._loop.call_at(beats.due(self._loop.time(), ALIVE_S), self._say_alive)
+
+    def _look_after_place(self) -> None:
+        """The directory may have been removed, or another one put in its place: what was in it is written again."""
+        self._missing |= self._lock.renew()
+        if self._missing:
+            self._faults.failed(LOST.format(self._lock.directory))
+            self.state.make()
+            self._lock.renew()
+        if self._lock.elsewhere:
+            self._give_up()
+            return
+        back = self._missing and self._lock.held
+        unjournalled = self._journal is not None and self._journal.renew()
+        if back or unjournalled:
+            self._entries.changed |= set(self._engine.targets)
+            self._records.save_soon(0)
+        if back:
+            self._missing = False
+            for tell in self.on_made_again:
+                tell()
+
+    def _give_up(self) -> None:
+        """Another daemon has made the directory anew before this one, and keeps its own there."""
+        self._faults.failed(f"cannot keep state in {self._lock.directory}: another edgeguardd does; restart this one")
+        self._anothers = self._closed = True
+        self._records.abandon()
 
     def _forget_unknown(self) -> None:
         """Records of targets that nobody guards any more."""

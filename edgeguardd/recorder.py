@@ -140,6 +140,12 @@ class Recorder:
             self._cancel()
             self._flush_now = self._loop.call_soon(self._flush)
 
+    def begin_anew(self) -> None:
+        """The directory was made again: the present segment lies in none. What was handed over for it is gone."""
+        if self._writer is not None:
+            self._put(self._writer)
+            self._begin(self._writer, continuous=False)
+
     def close(self) -> None:
         """Write what is left and end the segment in order; a disk that hangs is waited for only so long."""
         self._cancel()

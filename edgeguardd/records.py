@@ -7,7 +7,7 @@ journal, whose lines are settled once they are in a record.
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -90,7 +90,10 @@ class Records:
         snapshot: Snapshot,
         loop: asyncio.AbstractEventLoop,
         faults: Faults,
+        look: Callable[[], None],
     ) -> None:
+        """`look` is called before each writing: whether the directory is still there."""
+        self._look = look
         self._state = state
         self._journal = journal
         self._entries = entries
@@ -135,7 +138,10 @@ class Records:
 
     def _save(self) -> None:
         """Off the path: in a thread, since a disk may stand still just when memory is short."""
+        self._look()
         self._timer = None
+        if self._closed:
+            return
         entries = self._entries
         names, entries.changed = entries.changed, set()
         gone, entries.gone = entries.gone, set()

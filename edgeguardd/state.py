@@ -5,8 +5,8 @@ daemon.
 
 One file a record, named KIND-HASH.json: keys are cgroup paths, which strangers choose, so they are hashed and never
 become part of a path. A file holds the version, the kind, the key, a checksum and the record, and is replaced as a
-whole. What cannot be used (cut, of another version, no plain file) is put aside as NAME.damaged and said, never fatal.
-Files with other names are somebody else's and are left alone.
+whole. What cannot be used (cut, of another version, no plain file, another user's) is put aside as NAME.damaged and
+said, never fatal. Files with other names are somebody else's and are left alone.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from edgeguardd.errors import EdgeguardError
+from edgeguardd.ownfiles import DAMAGED, anothers
 
 VERSION: Final = 1
 # A record is a handful of figures; what is larger is not ours.
@@ -31,7 +32,6 @@ MAX_RECORD_BYTES: Final = 64 * 1024
 MAX_RECORDS: Final = 4096
 
 SUFFIX: Final = ".json"
-DAMAGED: Final = ".damaged"
 
 R = TypeVar("R", bound=Struct)
 
@@ -285,8 +285,11 @@ def _read(name: str, directory: int, max_bytes: int) -> bytes:
             raise _DamagedError("it is a socket") from None
         raise
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
             raise _DamagedError("it is no plain file")
+        if (why := anothers(found)) is not None:
+            raise _DamagedError(why)
         data = os.read(fd, max_bytes + 1)
     finally:
         os.close(fd)

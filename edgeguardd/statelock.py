@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 
+from edgeguardd.ownfiles import is_at
 from edgeguardd.state import StateError
 
 
@@ -25,6 +26,19 @@ class StateLock:
     def held(self) -> bool:
         """Whether the directory is ours."""
         return self._fd is not None
+
+    def renew(self) -> bool:
+        """Let go of what does not stand at the path any more, removed or with another one in its place; try anew.
+
+        Whether there was such a loss; what is there now may be another process's.
+        """
+        lost = self._fd is not None and not is_at(self._fd, self.directory)
+        if lost:
+            self.release()
+            self._why = "it was removed"
+        if self._fd is None and not self.elsewhere:
+            self._take()
+        return lost
 
     def require(self) -> None:
         """Raises StateError when the directory is not ours. One that could not be opened before is tried again."""

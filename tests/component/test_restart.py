@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import shutil
 import subprocess
 
 import pytest
@@ -99,6 +100,76 @@ def test_a_record_that_cannot_be_used_is_said_and_survived(place: str, llm: Fake
         said = [fact["why"] for fact in daemon.facts("works_in_part")]
         assert sorted(said) == sorted(set(said))
         assert daemon.get("/healthz").startswith("ok\n")
+
+
+def test_a_state_directory_that_is_removed_under_the_daemon_is_made_again_with_all_that_was_in_it(
+    place: str, llm: FakeCgroup
+) -> None:
+    """Noticed at the next save, said once; a kill -9 thereafter loses as little as one before."""
+    llm.usage(950 * MIB)
+    with activated(place) as daemon, Subscriber(daemon.socket_path, HELLO) as first:
+        epoch = first.wait_for("welcome")["epoch"]
+        first.wait_for("command", action="reject_requests")
+        eventually(lambda: daemon.status()["state"]["kept"])
+        before = {name for name in os.listdir(daemon.state_directory) if not name.startswith(".")}
+        shutil.rmtree(daemon.state_directory)
+        llm.usage(960 * MIB)
+        eventually(
+            lambda: os.path.isdir(daemon.state_directory) and before <= set(os.listdir(daemon.state_directory)),
+            what=f"{before} are there again",
+        )
+        assert os.stat(daemon.state_directory).st_mode & 0o777 == 0o700
+        eventually(lambda: daemon.metric("edgeguardd_state_kept") == 1)
+        said = [fact["why"] for fact in daemon.facts("works_in_part") if "removed or replaced" in fact["why"]]
+        assert len(said) == 1
+        assert [fault for fault in daemon.status()["state"]["faults"] if "removed or replaced" in fault]
+        eventually(lambda: os.listdir(f"{daemon.state_directory}/recordings"))
+        daemon.kill()
+        daemon.start()
+        with Subscriber(daemon.socket_path, HELLO) as second:
+            welcome = second.wait_for("welcome")
+            assert (welcome["level"], welcome["epoch"]) == ("critical", epoch)
+
+
+def test_a_state_directory_that_cannot_be_made_again_shows_as_not_kept(place: str, llm: FakeCgroup) -> None:
+    """In metric, status and health, until there is a place for it again."""
+    with activated(place) as daemon:
+        eventually(lambda: daemon.metric("edgeguardd_state_kept") == 1)
+        shutil.rmtree(daemon.state_directory)
+        with open(daemon.state_directory, "w"):
+            pass
+        llm.usage(950 * MIB)
+        eventually(lambda: daemon.metric("edgeguardd_state_kept") == 0)
+        assert daemon.get("/healthz") == "ok; what outlives the daemon cannot be written\n"
+        assert daemon.status()["state"]["kept"] is False
+        os.unlink(daemon.state_directory)
+        eventually(lambda: daemon.metric("edgeguardd_state_kept") == 1)
+        assert [name for name in os.listdir(daemon.state_directory) if name.startswith("target-")]
+
+
+@pytest.mark.parametrize("made", ["another user's", "writable by others"])
+def test_a_record_that_another_user_may_have_written_is_put_aside(place: str, llm: FakeCgroup, made: str) -> None:
+    """Like a damaged one: said, and levels come from memory."""
+    if made == "another user's" and os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    llm.usage(950 * MIB)
+    with activated(place) as daemon:
+        eventually(lambda: daemon.status()["targets"][0]["level"] == "critical")
+        daemon.stop()
+        names = [name for name in os.listdir(daemon.state_directory) if name.endswith((".json", ".journal"))]
+        for name in names:
+            if made == "another user's":
+                os.chown(f"{daemon.state_directory}/{name}", 12345, -1)
+            else:
+                os.chmod(f"{daemon.state_directory}/{name}", 0o620)
+        llm.usage(100 * MIB)
+        daemon.start()
+        status = daemon.status()
+        assert (status["state"]["continued"], status["targets"][0]["level"]) == (False, "normal")
+        aside = {name.removesuffix(".damaged") for name in os.listdir(daemon.state_directory) if ".damaged" in name}
+        assert aside == set(names)
+        for name in names:
+            assert any(f"{name}.damaged now" in fact["why"] for fact in daemon.facts("works_in_part")), name
 
 
 def spoil(path: str, damage: str) -> None:

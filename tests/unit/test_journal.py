@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,42 @@ def test_a_file_that_cannot_be_looked_at_is_not_left_open(tmp_path: Path, monkey
         journal.Journal(str(tmp_path), lambda _: None)
     assert failing.hits
     none_left(before)
+
+
+def test_files_that_were_removed_are_made_again(tmp_path: Path) -> None:
+    """What is written from then on is found, and nothing is left open."""
+    tmp_path.chmod(0o700)
+    before = open_now()
+    first = journal.Journal(str(tmp_path), pytest.fail)
+    first.read("e")
+    first.own("e")
+    assert not first.renew()
+    for name in journal.NAMES:
+        (tmp_path / name).unlink()
+    assert first.renew()
+    assert not first.renew()
+    first.write([b"one"], 1.0)
+    first.close()
+    second = journal.Journal(str(tmp_path), pytest.fail)
+    assert second.read("e").lines == (b"one",)
+    second.close()
+    none_left(before)
+
+
+def test_without_their_directory_they_are_said_once_and_tried_again(tmp_path: Path) -> None:
+    """A journal that is not kept marks itself as incomplete."""
+    place = tmp_path / "d"
+    said: list[str] = []
+    place.mkdir(mode=0o700)
+    one = journal.Journal(str(place), said.append)
+    one.read("e")
+    one.own("e")
+    shutil.rmtree(place)
+    assert one.renew()
+    assert one.renew()
+    assert len(said) == 1
+    assert one.overflowed
+    place.mkdir(mode=0o700)
+    assert one.renew()
+    assert not one.renew()
+    one.close()

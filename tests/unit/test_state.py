@@ -190,6 +190,16 @@ def damage_version(file: Path) -> None:
     file.write_bytes(json.dumps(json.loads(file.read_bytes()) | {"v": 2}).encode())
 
 
+def damage_writable(file: Path) -> None:
+    file.chmod(0o620)
+
+
+def damage_owner(file: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    os.chown(file, 12345, -1)
+
+
 def damage_link(file: Path) -> None:
     file.rename(file.with_name("elsewhere"))
     file.symlink_to("elsewhere")
@@ -393,3 +403,16 @@ def test_the_directory_is_made_when_it_alone_is_missing(tmp_path: Path) -> None:
     StateDirectory(str(tmp_path / "no" / "state"), told.append).make()
     assert told[0].startswith(f"cannot make {tmp_path}/no/state")
     assert not (tmp_path / "no").exists()
+
+
+def test_a_record_of_roots_is_believed_by_a_daemon_of_its_own_user(open_dir: Path, unprivileged: None) -> None:
+    """What a run as root has left, before the service got a user of its own; not the other way round."""
+    if os.getuid() != 0:
+        pytest.skip("only root can leave a record of root's")
+    os.seteuid(0)
+    kept = Kept(open_dir)
+    kept.save("lifted", "/llm", LLM)
+    kept.file("/llm").chmod(0o644)
+    os.seteuid(NOBODY)
+    assert kept.load("lifted", "/llm", Record) == LLM
+    assert kept.said == []
