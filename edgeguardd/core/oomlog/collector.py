@@ -8,8 +8,6 @@ The kernel holds oom_lock while it reports (mm/oom_kill.c), so that one report a
 (dump_header under oom_rs) leaves out all but the kill itself.
 """
 
-from collections import deque
-from collections.abc import Callable
 from typing import Final, assert_never
 
 from msgspec import structs
@@ -18,7 +16,9 @@ from edgeguardd.core.oomlog import kernelmessages as kernel
 from edgeguardd.core.oomlog import messages, othermessages, tasktable
 from edgeguardd.core.oomlog.dress import Line
 from edgeguardd.core.oomlog.halves import Halves
+from edgeguardd.core.oomlog.openreports import Key, OpenReports
 from edgeguardd.core.oomlog.others import Others
+from edgeguardd.core.oomlog.recentkills import RecentKills
 from edgeguardd.core.oomlog.report import (
     LOW_MEMORY_KILLER,
     MAX_STATS,
@@ -32,19 +32,12 @@ from edgeguardd.core.oomlog.report import (
 )
 from edgeguardd.core.oomlog.sources import Sources
 
-# So many lines without a word of the report, and it is over; a log is only looked through while one is open.
-MAX_IDLE_LINES: Final = 2000
-# Reports in work at once: one a host and caller.
-MAX_OPEN: Final = 64
-# Closed ones that wait for the reaper's line, or for a kill that the lines of another report had held up.
+# Closed reports that wait for the reaper's line, or for a kill that the lines of another report had held up.
 LATE_REPORTS: Final = 8
-MAX_RECENT: Final = 4096
+# Lines that quote the kernel, kept for a log in which it does not speak itself.
+MAX_QUOTED: Final = 4096
 # Android's driver prints four lines at once.
 WAITED_LINES: Final = 4
-# The same process named again within this time is one kill printed twice (group kills, two consoles).
-SAME_KILL_S: Final = 10.0
-Key = tuple[str | None, str | None]
-HasIt = Callable[[Report], bool]
 
 
 class Collector:
@@ -53,45 +46,43 @@ class Collector:
     def __init__(self) -> None:
         self.others = Others()
         self._sources = Sources()
-        self._open: dict[Key, Report] = {}
-        self._closed: deque[Report] = deque()
+        self._reports = OpenReports()
         self._done: list[Report] = []
-        self._recent: dict[int, Victim] = {}
+        self._recent = RecentKills()
         self._halves = Halves()
         self._quoted: list[Line] = []
         self._kernel_spoke = False
-        self._last: Report | None = None
 
     # In and out
 
     @property
     def busy(self) -> bool:
         """Whether something is open that a flush would end."""
-        return bool(self._open or self._closed or self._done) or self._halves.holding
+        return bool(self._reports.open or self._reports.closed or self._done) or self._halves.holding
 
     def feed(self, raw: bytes) -> None:
         """Take in one raw line, without its newline."""
-        everything = bool(self._open) or self._halves.holding or self.others.waiting > 0
+        everything = bool(self._reports.open) or self._halves.holding or self.others.waiting > 0
         self.others.waiting = max(0, self.others.waiting - 1)
         for line in self._sources.feed(raw, everything=everything):
             self._line(line)
-        if self._open:
-            self._grow_idle()
+        if self._reports.open:
+            self._reports.grow_idle()
 
     def take(self) -> list[Report]:
         """The reports that nothing can change any more, each once, in the order in which they ended."""
-        while len(self._closed) > LATE_REPORTS:
-            self._finish(self._closed.popleft())
+        while len(self._reports.closed) > LATE_REPORTS:
+            self._finish(self._reports.closed.popleft())
         done, self._done = self._done, []
         return done
 
     def flush(self) -> list[Report]:
         """Nothing came for a while: all reports, the open ones too."""
         self._release()
-        for key in list(self._open):
-            self._close(key)
-        while self._closed:
-            self._finish(self._closed.popleft())
+        for key in list(self._reports.open):
+            self._reports.close(key)
+        while self._reports.closed:
+            self._finish(self._reports.closed.popleft())
         return self.take()
 
     def end(self) -> list[Report]:
@@ -118,7 +109,7 @@ class Collector:
         said = othermessages.read(line.text)
         if said is not None:
             self._other(line, said)
-        elif kernel.read(line.text) is not None and len(self._quoted) < MAX_RECENT:
+        elif kernel.read(line.text) is not None and len(self._quoted) < MAX_QUOTED:
             self._quoted.append(line)
 
     def _read(self, line: Line) -> None:
@@ -132,12 +123,6 @@ class Collector:
         if said is not None:
             self._other(line, said)
 
-    def _grow_idle(self) -> None:
-        for key in [key for key, report in self._open.items() if report.idle_lines >= MAX_IDLE_LINES]:
-            self._close(key)
-        for report in self._open.values():
-            report.idle_lines += 1
-
     def _release(self) -> None:
         for line in self._halves.end():
             self._read(line)
@@ -148,12 +133,12 @@ class Collector:
         key = (line.host, line.caller)
         # Any two words can look like a line of statistics.
         self._kernel_spoke = self._kernel_spoke or not isinstance(message, messages.Stat)
-        if key in self._open:
-            self._open[key].idle_lines = 0
+        if key in self._reports.open:
+            self._reports.open[key].idle_lines = 0
         match message:
             case messages.Invoked():
-                self._close(key)
-                self._start(key, line).invoked = message
+                self._reports.close(key)
+                self._reports.start(key, line).invoked = message
             case messages.Killed():
                 self._killed(key, line, message)
             case messages.GroupKill():
@@ -161,12 +146,12 @@ class Collector:
             case messages.Reaped():
                 self._reaped(line, message)
             case messages.NoVictim():
-                report = self._strong(key, line, lambda _: False)
+                report = self._reports.strong(key, line, lambda _: False)
                 report.no_victim = When.of(line)
                 report.panic = report.panic or line.text.startswith("Kernel panic")
-                self._close(key)
+                self._reports.close(key)
             case messages.AlreadyExiting():
-                self._strong(key, line, lambda _: False).exiting_pid = message.pid
+                self._reports.strong(key, line, lambda _: False).exiting_pid = message.pid
             case messages.Panic():
                 self._panicked(message)
             case _:
@@ -176,71 +161,43 @@ class Collector:
         """What precedes a kill: some lines only a report has, others are worth something inside of one."""
         match message:
             case messages.TaskIn():
-                self._strong(key, line, lambda found: found.task_in is not None).task_in = message
+                self._reports.strong(key, line, lambda found: found.task_in is not None).task_in = message
             case messages.UsageLine():
-                self._strong(key, line, lambda found: message.what in found.usage).usage[message.what] = message
+                self._reports.strong(key, line, lambda found: message.what in found.usage).usage[message.what] = message
             case messages.OomKill():
-                report = self._already_killed(line, message) or self._strong(
+                report = self._reports.already_killed(line, message) or self._reports.strong(
                     key, line, lambda found: found.oom_kill is not None
                 )
                 report.oom_kill, report.oom_kill_when = message, When.of(line)
             case messages.Chosen():
-                report = self._strong(key, line, lambda found: found.chosen is not None)
+                report = self._reports.strong(key, line, lambda found: found.chosen is not None)
                 report.chosen = Chosen(message.scope, message.pid, message.comm, message.score, When.of(line))
             case messages.StatsOf():
                 self._stats_of(key, line, message)
             case messages.Evidence():
                 self._evidence(key, line, message)
             case messages.Context() | messages.Cpuset() | messages.Stat() | messages.SwapLine():
-                open_report = self._weak(key)
+                open_report = self._reports.weak(key)
                 if open_report is not None:
                     open_report.describe(message)
             case _:
                 assert_never(message)
 
-    def _already_killed(self, line: Line, message: messages.OomKill) -> Report | None:
-        """The report of this kill in a log that is upside down (journalctl -r): there the kill comes first."""
-        for report in (*self._open.values(), *self._closed):
-            if report.oom_kill is None and report.when.host == line.host:
-                for victim in report.victims:
-                    if victim.pid == message.pid and victim.comm in (None, message.task):
-                        return report
-        return None
-
-    def _start(self, key: Key, line: Line) -> Report:
-        if len(self._open) >= MAX_OPEN:
-            self._close(next(iter(self._open)))
-        report = self._open[key] = self._last = Report(When.of(line))
-        return report
-
-    def _weak(self, key: Key) -> Report | None:
-        """The report that a line of context belongs to, if there is one."""
-        report = self._open.get(key)
-        return report if report is not None and report.taking_context else None
-
-    def _strong(self, key: Key, line: Line, has_it: HasIt) -> Report:
-        """The same for a line that only a report has: if the open one has it already, another has begun."""
-        report = self._weak(key)
-        if report is None or has_it(report):
-            self._close(key)
-            report = self._start(key, line)
-        return report
-
     def _evidence(self, key: Key, line: Line, message: messages.Evidence) -> None:
         if message.what == "suppressed":
             self.others.suppressed += message.figure or 0
             return
-        report = self._weak(key)
+        report = self._reports.weak(key)
         if report is None and message.what == "sysrq":
-            report = self._start(key, line)
+            report = self._reports.start(key, line)
         if report is not None:
             report.seen.add(message.what)
 
     def _stats_of(self, key: Key, line: Line, message: messages.StatsOf) -> None:
-        report = self._weak(key)
+        report = self._reports.weak(key)
         if report is None and message.path:
-            self._close(key)
-            report = self._start(key, line)
+            self._reports.close(key)
+            report = self._reports.start(key, line)
         # 3.x and 4.x print one such line for each cgroup below the limit; the first is the one with the limit.
         if report is not None and (report.stats_of is None or not message.path):
             report.stats_of = report.stats_of or message.path or None
@@ -249,18 +206,18 @@ class Collector:
     def _table(self, line: Line) -> bool:
         """Whether it is of a task dump."""
         key = (line.host, line.caller)
-        report = self._weak(key)
+        report = self._reports.weak(key)
         columns = tasktable.head(line.text)
         if columns is not None:
-            report = self._strong(key, line, lambda found: found.columns is not None)
+            report = self._reports.strong(key, line, lambda found: found.columns is not None)
             report.columns, report.idle_lines = columns, 0
             return True
         task = tasktable.row(line.text, report.columns if report is not None else None)
         if task is None:
             return False
         if report is None:
-            self._close(key)
-            report = self._start(key, line)
+            self._reports.close(key)
+            report = self._reports.start(key, line)
         report.idle_lines = 0
         if len(report.tasks) < MAX_TASKS:
             report.tasks.setdefault(task.pid, task)
@@ -271,9 +228,9 @@ class Collector:
     def _killed(self, key: Key, line: Line, message: messages.Killed) -> None:
         victim = Victim(message.pid, message.comm, UNKNOWN, When.of(line), dict(message.figures), message.uid)
         victim.score_adj, victim.shares_memory = message.score_adj, message.shares_memory
-        if self._known(self._open.get(key), victim):
+        if self._recent.known(self._reports.open.get(key), victim):
             return
-        report = self._report_for(key, line, message)
+        report = self._reports.of_kill(key, line, message)
         victim.scope = message.scope or report.scope
         victim.decoded = _decoded(line, message)
         if report.victims and report.group_path is not None:
@@ -283,60 +240,16 @@ class Collector:
         report.by_allocator = report.by_allocator or message.by_allocator
         if len(report.victims) < MAX_VICTIMS:
             report.victims.append(victim)
-        self._remember(victim)
-
-    def _report_for(self, key: Key, line: Line, message: messages.Killed) -> Report:
-        """The report that this kill ends, or belongs to as one of a group."""
-        report = self._open.get(key)
-        if report is None or not report.taking_context or report.expected_pid != message.pid:
-            for other_key, other in list(self._open.items()):
-                if other.taking_context and other.expected_pid == message.pid and other_key[0] == key[0]:
-                    return other
-            for late in self._closed:
-                if late.taking_context and late.expected_pid == message.pid and late.when.host == line.host:
-                    self._closed.remove(late)
-                    if report is not None and not report.worth_telling:
-                        self._open.pop(key)
-                    self._close(key)
-                    self._open[key] = late
-                    return late
-        if report is None or report.no_victim is not None:
-            return self._restart(key, line)
-        if report.taking_context or message.shares_memory:
-            return report
-        if report.group_path is not None and message.scope in ("memcg", None):
-            return report
-        return self._restart(key, line)
-
-    def _restart(self, key: Key, line: Line) -> Report:
-        self._close(key)
-        return self._start(key, line)
-
-    def _known(self, report: Report | None, victim: Victim) -> bool:
-        """Whether this kill has been told already."""
-        if (
-            report is not None
-            and report.group_path is not None
-            and any(other.pid == victim.pid for other in report.victims)
-        ):
-            return True
-        old = self._recent.get(victim.pid)
-        return old is not None and _same_kill(old, victim)
-
-    def _remember(self, victim: Victim) -> None:
-        self._recent.pop(victim.pid, None)
-        self._recent[victim.pid] = victim
-        if len(self._recent) > MAX_RECENT:
-            del self._recent[next(iter(self._recent))]
+        self._recent.remember(victim)
 
     def _group(self, key: Key, line: Line, message: messages.GroupKill) -> None:
-        report = self._open.get(key) or self._start(key, line)
+        report = self._reports.open.get(key) or self._reports.start(key, line)
         report.group_path, report.group_when = message.path, When.of(line)
         if report.victims:
             report.victims[0].role = "trigger"
 
     def _reaped(self, line: Line, message: messages.Reaped) -> None:
-        victim = self._recent.get(message.pid)
+        victim = self._recent.of(message.pid)
         if victim is None:
             self.others.reaped_unknown(message.pid, message.comm, When.of(line))
             return
@@ -346,9 +259,9 @@ class Collector:
 
     def _panicked(self, message: messages.Panic) -> None:
         about_memory = "emory" in message.text or "OOM" in message.text
-        if self._last is not None and (about_memory or "init" in message.text):
-            self._last.panic = True
-        if self._last is not None or about_memory:
+        if self._reports.last is not None and (about_memory or "init" in message.text):
+            self._reports.last.panic = True
+        if self._reports.last is not None or about_memory:
             self.others.panic = message.text
 
     # Messages of others
@@ -359,13 +272,17 @@ class Collector:
                 said.pid, said.comm, LOW_MEMORY_KILLER, When.of(line), uid=said.uid, score_adj=said.score_adj
             )
             victim.low_memory = said
-            if not self._known(None, victim):
-                self._closed.append(Report(When.of(line), victims=[victim]))
-                self._remember(victim)
+            if not self._recent.known(None, victim):
+                self._reports.closed.append(Report(When.of(line), victims=[victim]))
+                self._recent.remember(victim)
                 self.others.waiting = WAITED_LINES if said.to_free_kb is None and said.reason is None else 0
         elif isinstance(said, othermessages.LowMemoryReason):
             self.others.waiting = 0
-            last = self._closed[-1].victims[-1] if self._closed and self._closed[-1].victims else None
+            last = (
+                self._reports.closed[-1].victims[-1]
+                if self._reports.closed and self._reports.closed[-1].victims
+                else None
+            )
             if last is not None and last.low_memory is not None and last.low_memory.to_free_kb is None:
                 last.low_memory = structs.replace(last.low_memory, **structs.asdict(said))
         else:
@@ -373,19 +290,14 @@ class Collector:
 
     # Ends
 
-    def _close(self, key: Key) -> None:
-        report = self._open.pop(key, None)
-        if report is not None:
-            self._closed.append(report)
-
     def _finish(self, report: Report) -> None:
         """Out with it, if it tells something."""
         pid = report.expected_pid
         if report.taking_context and pid is not None:
             victim = _victim_of_choice(report, pid)
-            if not self._known(report, victim):
+            if not self._recent.known(report, victim):
                 report.victims.append(victim)
-                self._remember(victim)
+                self._recent.remember(victim)
             else:
                 return
         if report.worth_telling:
@@ -408,19 +320,3 @@ def _decoded(line: Line, message: messages.Killed) -> dict[str, int]:
     if not isinstance(hidden, messages.Killed) or hidden.pid != message.pid:
         return {}
     return {key: kb for key, kb in hidden.figures.items() if key not in message.figures}
-
-
-def _same_kill(old: Victim, new: Victim) -> bool:
-    """Whether two lines about one pid are about one kill: pids come again, and figures can be the same by a limit."""
-    if old.comm is not None and new.comm is not None and old.comm != new.comm:
-        return False
-    if old.when.seq is not None and old.when.seq == new.when.seq:
-        return True
-    times = (old.when.timestamp, new.when.timestamp)
-    if times[0] is not None and times[0] == times[1]:
-        return True
-    # A board that runs into the same limit after each boot kills the same pid at about the same uptime.
-    alike = old.figures == new.figures or not old.figures or not new.figures
-    if isinstance(times[0], float) and isinstance(times[1], float):
-        return alike and abs(times[1] - times[0]) <= SAME_KILL_S
-    return alike

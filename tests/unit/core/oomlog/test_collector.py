@@ -3,6 +3,7 @@
 import pytest
 
 from edgeguardd.core.oomlog import collector as collecting
+from edgeguardd.core.oomlog import openreports, recentkills
 from edgeguardd.core.oomlog.collector import Collector
 from tests.support.oomlogs import MODERN, answer, reports, victims
 
@@ -153,7 +154,7 @@ def test_other_drivers_lines_in_between_change_nothing() -> None:
 
 def test_a_report_ends_when_the_log_has_gone_on_for_long() -> None:
     """A header and its kill an hour and thousands of lines apart are not one report."""
-    noise = [f"{K}usb 1-1: device {number}" for number in range(collecting.MAX_IDLE_LINES + 1)]
+    noise = [f"{K}usb 1-1: device {number}" for number in range(openreports.MAX_IDLE_LINES + 1)]
     found = answer("\n".join([header("early"), *noise, K + killed(3)]))
     assert "invoked_by" not in found["events"][0]
     assert found["incomplete"][0]["invoked_by"] == "early"
@@ -269,8 +270,8 @@ def test_memory_stays_bounded_however_long_the_log() -> None:
         )
         collector.feed(f"Nov 30 12:35:50 {host} systemd[1]: u{number}.service: Failed with result 'oom-kill'.".encode())
         collector.take()
-    assert len(collector._open) <= collecting.MAX_OPEN
-    assert len(collector._recent) <= collecting.MAX_RECENT
-    assert len(collector._closed) <= collecting.LATE_REPORTS
+    assert len(collector._reports.open) <= openreports.MAX_OPEN
+    assert len(collector._recent._by_pid) <= recentkills.MAX_RECENT
+    assert len(collector._reports.closed) <= collecting.LATE_REPORTS
     assert len(collector.others.units) <= 1024
     assert len(collector.others.reaped) <= 1024
