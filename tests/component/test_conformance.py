@@ -1,5 +1,6 @@
 """The conformance suite: right clients pass, and wrong ones fail with a sentence that says why."""
 
+import ast
 import concurrent.futures
 import contextlib
 import io
@@ -127,6 +128,7 @@ def conformance(*argv: str) -> tuple[int, str]:
 def printed(directory: Path) -> str:
     """The smallest client and its server, as they stand on the protocol's page."""
     for name, block in zip(("guarded.py", "server.py"), blocks("docs/reference/protocol.md", "python"), strict=True):
+        ast.parse(block.text, feature_version=(3, 8))  # as the page says
         (directory / name).write_text(block.text)
     return str(directory / "server.py")
 
