@@ -86,11 +86,11 @@ def test_what_runs_at_the_start_has_its_score_when_the_daemon_is_ready(place: st
 
 
 @needs_connector
-def test_a_storm_of_short_processes_leaves_each_survivor_with_its_score(place: str, storm: Storm) -> None:
+def test_a_storm_of_2000_short_processes_leaves_each_survivor_with_its_score(place: str, storm: Storm) -> None:
     """At once, not by looking at all processes: that is an hour away. What does not fit is left alone, or has back
     what it had."""
     with start(place, SLOW + RULE) as daemon:
-        storms.blow(storm, 300, VALUE)
+        storms.blow(storm, 2000, VALUE)
         eventually(lambda: {storms.score(pid) for pid in storm.differing} == {0})
         eventually(lambda: rule_of(daemon)["in_force"] == len(storm.fitting))
         status = daemon.status()["oom_scores"]

@@ -9,9 +9,12 @@ T = TypeVar("T")
 
 # Long enough for user-mode Linux on a busy two-core machine; a passing test never waits for it.
 DEADLINE_S = 20.0
+POLL_S = 0.005
 
 
-def eventually(condition: Callable[[], T], deadline_s: float = DEADLINE_S, what: str = "") -> T:
+def eventually(
+    condition: Callable[[], T], deadline_s: float = DEADLINE_S, what: str = "", every_s: float = POLL_S
+) -> T:
     """The first true value of condition(). Fails with the last value when the deadline passes."""
     until = time.monotonic() + deadline_s
     while True:
@@ -20,7 +23,7 @@ def eventually(condition: Callable[[], T], deadline_s: float = DEADLINE_S, what:
             return value
         if time.monotonic() > until:
             raise AssertionError(f"not within {deadline_s} s: {what or condition}; last value {value!r}")
-        time.sleep(0.005)
+        time.sleep(every_s)
 
 
 async def soon(condition: Callable[[], T], deadline_s: float = DEADLINE_S, what: str = "") -> T:

@@ -1,7 +1,7 @@
 """`make system`: a Debian guest in QEMU installs the package, and every point is shown under a real systemd.
 
 Builds what is missing (package, root file system), boots once a phase, prints each test's line as it comes from the
-guest, and ends with the worst of the guest's exit statuses.
+guest, then each point with how it ended, and ends with the worst of the guest's exit statuses.
 
 Must not: touch the host's systemd or network. Upstream: make. Downstream: image, guest.
 """
@@ -12,9 +12,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 
-from tests.system import builder, image, machine, packages
+from tests.system import builder, image, machine, packages, points
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # One boot each, on the same disk: what has to survive a reboot is set in one and looked at in the next.
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-k", dest="expression", default="", help="only tests that match, as pytest's -k")
     parser.add_argument("--keep", action="store_true", help="keep the disk, to look at it")
     options = parser.parse_args(argv)
+    began = time.monotonic()
     try:
         image.require_tools()
         with tempfile.TemporaryDirectory(prefix="edgeguardd-system-") as directory:
@@ -41,9 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 inside["sdevent"] = watcher
             disk = image.make(REPOSITORY, options.suite, inside)
         worst = 0
+        outcomes: dict[str, str] = {}
         for phase in PHASES:
             print(f"== {options.suite}, {phase} boot", flush=True)
-            worst = max(worst, machine.run(disk, phase, options.expression))
+            status, text = machine.run(disk, phase, options.expression)
+            worst, outcomes = max(worst, status), outcomes | points.outcomes(text)
+        minutes, seconds = divmod(round(time.monotonic() - began), 60)
+        print(
+            f"== {options.suite}: {len(outcomes)} tests in {minutes}:{seconds:02d}", *points.summary(outcomes), sep="\n"
+        )
         if not options.keep:
             os.unlink(disk.path)
     except (image.ImageError, machine.MachineError) as error:

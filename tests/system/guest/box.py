@@ -10,10 +10,12 @@ import os
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
-from tests.support.wait import eventually
+from tests.support import wait
+
+T = TypeVar("T")
 
 MIB = 1 << 20
 SERVICE = "edgeguardd.service"
@@ -24,6 +26,13 @@ SHIPPED = "/usr/share/doc/edgeguardd/drop-ins"
 LIBRARIES = "/usr/lib/edgeguardd"
 # Under emulation a start takes ten times as long as on a machine; nothing that passes waits for it.
 PATIENCE_S = 120.0
+# Asking takes the guest's processor from what is waited for.
+ASK_EVERY_S = 0.1
+
+
+def eventually(condition: Callable[[], T], deadline_s: float = PATIENCE_S, what: str = "") -> T:
+    """The first true value of condition(), asked now and then."""
+    return wait.eventually(condition, deadline_s, what, every_s=ASK_EVERY_S)
 
 
 def run(*argv: str) -> str:

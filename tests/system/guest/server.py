@@ -11,8 +11,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from tests.support.wait import eventually
 from tests.system.guest import box
+from tests.system.guest.box import eventually
 
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inference.py")
 UNIT = """\

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.wait import eventually
 from tests.system.guest import box, leavings
-from tests.system.guest.box import PATIENCE_S, SERVICE, main_pid, run, show
+from tests.system.guest.box import PATIENCE_S, SERVICE, eventually, main_pid, run, show
 
 COUNT = 5
 TARGETS = """

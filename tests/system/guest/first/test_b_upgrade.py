@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.wait import eventually
 from tests.system.guest import box
-from tests.system.guest.box import MIB, PATIENCE_S, SERVICE, kernel, main_pid, run, show
+from tests.system.guest.box import MIB, PATIENCE_S, SERVICE, eventually, kernel, main_pid, run, show
 
 COUNT = 10
 HIGH_BYTES, MAX_BYTES = 128 * MIB, 192 * MIB

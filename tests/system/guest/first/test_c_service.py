@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.wait import eventually
 from tests.system.guest import box
-from tests.system.guest.box import MIB, PATIENCE_S, SERVICE, kernel, main_pid, run, show
+from tests.system.guest.box import MIB, PATIENCE_S, SERVICE, eventually, kernel, main_pid, run, show
 from tests.system.guest.server import Server, serving
 
 HIGH_BYTES, MAX_BYTES = 96 * MIB, 128 * MIB

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.wait import eventually
 from tests.system.guest import box
-from tests.system.guest.box import PATIENCE_S, main_pid, run, show
+from tests.system.guest.box import PATIENCE_S, eventually, main_pid, run, show
 from tests.system.guest.server import serving
 
 CONTROL = "eg-control.service"
