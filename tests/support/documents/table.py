@@ -201,6 +201,7 @@ PAGES: dict[str, dict[str, Row]] = {
         "edgeguardctl size model.gguf --ram 8G --others 1G --ctx-size 8192": ByTest(
             "tests/component/test_provision.py::test_size_says_what_the_page_shows"
         ),
+        "edgeguardctl size --measured 3400M --unit my-server.service --ram 8G --others 1G": Here(),
         "edgeguardctl provision --dry-run": _PROVISION,
         "edgeguardctl provision": _PROVISION,
         "edgeguardctl provision --undo": _PROVISION,
