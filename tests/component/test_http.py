@@ -13,7 +13,7 @@ from edgeguardd.core.config import HttpConfig
 from edgeguardd.errors import ServeError
 from edgeguardd.serve import httpconnection
 from edgeguardd.serve.http import HttpServer, Request, Response
-from tests.support.subscribers import no_leaked_descriptors
+from tests.support.subscribers import run
 from tests.support.wait import DEADLINE_S, soon
 
 Routes = dict[str, Callable[[Request], Response]]
@@ -23,12 +23,6 @@ HELLO: Routes = {"/hello": lambda _: Response(200, "text/plain", b"hello", (("X-
 MOST_IN_KERNEL_BYTES = 10_000_000
 
 GET = b"GET /hello HTTP/1.1\r\nHost: h\r\n\r\n"
-
-
-def run(test: Any) -> None:
-    """Run a coroutine; afterwards every descriptor is closed."""
-    with no_leaked_descriptors():
-        asyncio.run(test)
 
 
 @contextlib.asynccontextmanager

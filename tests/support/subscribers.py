@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -63,6 +63,12 @@ def no_leaked_descriptors() -> Iterator[None]:
     except AssertionError:
         threads = [thread.name for thread in threading.enumerate()]
         raise AssertionError(f"leaked: {leaked()}; threads: {threads}") from None
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine; afterwards every descriptor is closed."""
+    with no_leaked_descriptors():
+        asyncio.run(test)
 
 
 def _clients() -> list[str]:
