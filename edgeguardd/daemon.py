@@ -18,6 +18,7 @@ from edgeguardd.access import Access
 from edgeguardd.core.config import Config
 from edgeguardd.core.engine import Engine
 from edgeguardd.core.events import ConfigReloaded
+from edgeguardd.core.hosts import endpoint
 from edgeguardd.delays import DelayCollector, DelayCounters
 from edgeguardd.dispatch import Dispatch, EventQueue, Shells
 from edgeguardd.errors import ConfigError
@@ -42,6 +43,7 @@ from edgeguardd.serve.agent import AgentServer
 from edgeguardd.serve.http import HttpServer
 from edgeguardd.serve.pressurewatch import Host, PressureWatchServer
 from edgeguardd.serve.subscribers import SubscriberServer
+from edgeguardd.serve.unixbind import listening_unix, refuse_second
 from edgeguardd.state import StateDirectory
 from edgeguardd.statelock import StateLock
 from edgeguardd.supervision import Supervision
@@ -70,6 +72,9 @@ async def _run(
     log_output: Output,
     passed: list[socket.socket],
 ) -> int:
+    if listening_unix(passed) is None:
+        # Before anything is read or said: a second daemon has one sentence to tell, and it names the first.
+        refuse_second(config.socket)
     daemon = Daemon(config, load, config_path, log_output)
     try:
         await daemon.start(passed)
@@ -211,8 +216,8 @@ class Daemon:
             pid=os.getpid(),
             targets=len(self.config.targets),
             socket=self.config.socket.path,
-            http=None if self.http is None else f"{self.config.http.address}:{self.http.port}",
-            agent=None if self.agent is None else f"{self.config.gate.agent_address}:{self.agent.port}",
+            http=None if self.http is None else endpoint(self.config.http.address, self.http.port),
+            agent=None if self.agent is None else endpoint(self.config.gate.agent_address, self.agent.port),
             configuration=self._config_path,
             memory_locked=locked,
         )

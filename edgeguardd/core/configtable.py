@@ -150,7 +150,8 @@ HTTP = Section(
             "address",
             "address",
             ADDRESS,
-            "The address to listen on; anything but loopback shows process names to the network.",
+            "The address to listen on; anything but loopback shows process names to the network. `::` is every "
+            "address, of IPv4 as well, `0.0.0.0` every one of IPv4.",
         ),
         Row("port", "port", PORT, "The TCP port; 0 lets the kernel choose one."),
         Row(

@@ -1,6 +1,6 @@
 """Names that HTTP requests may be addressed to, as configurations and Host fields write them.
 
-Must not: resolve anything. Upstream: nothing. Downstream: configtable, serve.httphosts.
+Must not: resolve anything. Upstream: nothing. Downstream: configtable, serve, daemon.
 """
 
 import re
@@ -11,12 +11,21 @@ _FIELD = re.compile(r"(?:\[([0-9a-f:.]+)(?:%[^\]]*)?\]|([a-z0-9._-]+))(?::[0-9]*
 MAX_HOST_CHARS = 255
 
 
+def endpoint(address: str, port: int) -> str:
+    """ADDRESS:PORT as URLs and people write it: an IPv6 address in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def plain_host(field: str) -> str | None:
     """The name or address in a Host field, in lower case, without port, brackets and final dot; None: it is none."""
     if len(field) > MAX_HOST_CHARS:
         return None
     found = _FIELD.fullmatch(field.strip().lower())
-    return None if found is None else (found[1] or found[2].removesuffix(".") or None)
+    if found is None:
+        return None
+    name = found[1] or found[2].removesuffix(".")
+    # A name has no empty label (RFC 1035, section 2.3.1): ".localhost" is none below localhost.
+    return name if ":" in name or all(name.split(".")) else None
 
 
 def check_host(host: str) -> None:

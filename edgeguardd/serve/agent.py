@@ -11,13 +11,16 @@ from collections.abc import Callable
 from typing import cast
 
 from edgeguardd.core.config import GateConfig
+from edgeguardd.core.hosts import endpoint
 from edgeguardd.errors import ServeError
+from edgeguardd.serve.listening import listen
 
 # Nothing is sent without agent-send, and nothing says so: who has sent no line by then has none to send.
 LINE_S = 0.1
 # How long the peer may take to close, once it has its answer.
 LINGER_S = 1.0
 MAX_LINE_BYTES = 256
+BACKLOG = 100
 MAX_CONNECTIONS = 64
 
 
@@ -34,17 +37,17 @@ class AgentServer:
     async def start(self) -> None:
         """Listen. Raises ServeError."""
         address, port = self._config.agent_address, self._config.agent_port
-        loop = asyncio.get_running_loop()
+        place = endpoint(address, port or 0)
         try:
-            self._server = await loop.create_server(lambda: _AgentConnection(self), address, port)
+            self._server = await listen(lambda: _AgentConnection(self), address, port or 0, BACKLOG)
         except (OSError, OverflowError) as fault:
             why = os.strerror(fault.errno) if isinstance(fault, OSError) and fault.errno else str(fault)
             remedy = "stop what listens there, or set [gate] agent_address and agent_port"
-            raise ServeError(f"cannot answer the agent check on {address}:{port}: {why}; {remedy}") from fault
+            raise ServeError(f"cannot answer the agent check on {place}: {why}; {remedy}") from fault
         if not self._server.sockets:
             # asyncio takes a failing socket(2) for an address family that this machine has not, and goes on without.
             raise ServeError(
-                f"cannot answer the agent check on {address}:{port}: no socket could be had; "
+                f"cannot answer the agent check on {place}: no socket could be had; "
                 "let the daemon open more files (systemd: LimitNOFILE=, else ulimit -n), or set [gate] agent_address"
             )
 

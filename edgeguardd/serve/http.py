@@ -11,13 +11,16 @@ import socket
 from collections.abc import Callable, Mapping
 
 from edgeguardd.core.config import HttpConfig
+from edgeguardd.core.hosts import endpoint
 from edgeguardd.errors import ServeError
 from edgeguardd.serve.httpconnection import HttpConnection, HttpStats, Request, Response, error
+from edgeguardd.serve.listening import listen
 
 __all__ = ["HttpServer", "HttpStats", "Request", "Response"]
 
 _REMEDIES = {
     errno.EADDRINUSE: "stop what listens there, or set [http] port (enabled = false turns HTTP off)",
+    errno.EAFNOSUPPORT: 'this kernel has no IPv6; set [http] address = "0.0.0.0" for all of IPv4\'s',
     errno.EADDRNOTAVAIL: "no interface has this address; set [http] address",
     errno.EACCES: "ports below 1024 need CAP_NET_BIND_SERVICE; set [http] port",
 }
@@ -53,21 +56,19 @@ class HttpServer:
 
     async def start(self) -> None:
         """Listen. Raises ServeError."""
-        loop = asyncio.get_running_loop()
         address, port = self.config.address, self.config.port
+        place = endpoint(address, port)
         try:
-            self._server = await loop.create_server(
-                lambda: HttpConnection(self), address, port, backlog=ACCEPTS_PER_TURN
-            )
+            self._server = await listen(lambda: HttpConnection(self), address, port, ACCEPTS_PER_TURN)
         except (OSError, OverflowError) as fault:
             code = getattr(fault, "errno", None) or 0
             why = os.strerror(code) if code in errno.errorcode else str(fault)
             remedy = _REMEDIES.get(code, "set [http] address and port")
-            raise ServeError(f"cannot listen on {address}:{port}: {why}; {remedy}") from fault
+            raise ServeError(f"cannot listen on {place}: {why}; {remedy}") from fault
         if not self._server.sockets:
             # asyncio takes a failing socket(2) for an address family that this machine has not, and goes on without.
             raise ServeError(
-                f"cannot listen on {address}:{port}: no socket could be had; "
+                f"cannot listen on {place}: no socket could be had; "
                 "let the daemon open more files (systemd: LimitNOFILE=, else ulimit -n), or set [http] address"
             )
 

@@ -19,7 +19,9 @@ from msgspec import Struct
 
 from edgeguardd.core.config import HttpConfig
 from edgeguardd.core.text import printable
+from edgeguardd.serve import httptarget
 from edgeguardd.serve.httphosts import is_meant
+from edgeguardd.serve.httptarget import Target
 
 MAX_HEAD_BYTES = 16 * 1024
 MAX_TARGET_BYTES = 2048
@@ -162,20 +164,21 @@ class HttpConnection(asyncio.Protocol):
         self._requests += 1
         self._host.stats.requests += 1
         self._without_body = request.method == b"HEAD"
-        path, _, query = request.target.decode("ascii").partition("?")
-        refusal = _too_large(request) or self._misdirected(request)
-        if refusal is None and not self._host.is_open(path):
+        target = httptarget.parse(request.target.decode("ascii"))
+        refusal = _too_large(request) or self._misdirected(request, target)
+        if refusal is None and not self._host.is_open(target.path):
             refusal = _refusal(request)
         if refusal is not None:
             self._send(refusal, last=True)
             return
-        answer = self._host.answer(Request(request.method.decode("ascii"), path, query, _accept(request)))
+        method = request.method.decode("ascii")
+        answer = self._host.answer(Request(method, target.path, target.query, _accept(request)))
         # Where there is a body, its end does not come next, and whatever comes is thrown away.
         whole = not _has_body(request) and isinstance(self._http.next_event(), h11.EndOfMessage)
         self._send(answer, last=not whole or self._requests >= MAX_REQUESTS)
 
-    def _misdirected(self, request: h11.Request) -> Response | None:
-        field = dict(request.headers).get(b"host")
+    def _misdirected(self, request: h11.Request, target: Target) -> Response | None:
+        field = dict(request.headers).get(b"host") if target.host is None else target.host
         if is_meant(field, self._transport.get_extra_info("sockname")[0], self._host.config.hosts):
             return None
         name = printable((field or b"").decode("latin-1"), MAX_SHOWN_HOST_CHARS)

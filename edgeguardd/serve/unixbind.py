@@ -17,9 +17,11 @@ import grp
 import os
 import socket
 import stat
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 
 from edgeguardd.core.config import SocketConfig, WatchSpec
+from edgeguardd.core.text import printable
 from edgeguardd.errors import ServeError
 
 # sizeof(sun_path) in unix(7), less the NUL at its end.
@@ -30,6 +32,8 @@ LOCK_SUFFIX = ".lock"
 DIRECTORY_MODE = 0o755
 # A lock file that its owner removes between our open and our flock is opened again; twice in a row is unheard of.
 _LOCK_TRIES = 10
+# struct ucred (unix(7)): pid, uid, gid.
+_CREDENTIALS = struct.Struct("iII")
 
 # {table} is the table of the configuration that says where the socket is.
 _REMEDIES = {
@@ -80,17 +84,32 @@ class Claim:
         self._place.close()
 
 
+def refuse_second(config: SocketConfig) -> None:
+    """Raises ServeError where another process has the place. Changes nothing: for whoever has not begun yet."""
+    with _told_as_error(config):
+        if _is_locked(config.path) or _is_live(config.path):
+            raise _taken(config.path)
+
+
 def claim(config: SocketConfig | WatchSpec) -> Claim:
     """Bind the socket with its mode and group. Raises ServeError, and then leaves nothing behind."""
+    with _told_as_error(config):
+        return _claim(config.path, config.mode, config.group)
+
+
+@contextlib.contextmanager
+def _told_as_error(config: SocketConfig | WatchSpec) -> Iterator[None]:
+    """Raises ServeError with the remedy for what is in the way."""
     table = "[socket]" if isinstance(config, SocketConfig) else "[[pressure_watch]]"
     try:
-        return _claim(config.path, config.mode, config.group)
-    except _Cannot as fault:
-        why, remedy = fault.why, fault.remedy
-    except OSError as fault:
-        why = os.strerror(fault.errno or 0)
-        remedy = _REMEDIES.get(fault.errno or 0, "set {table} path to another place")
-    raise ServeError(f"cannot listen on {config.path}: {why}; {remedy.replace('{table}', table)}")
+        yield
+    except (_Cannot, OSError) as fault:
+        if isinstance(fault, _Cannot):
+            why, remedy = fault.why, fault.remedy
+        else:
+            why = os.strerror(fault.errno or 0)
+            remedy = _REMEDIES.get(fault.errno or 0, "set {table} path to another place")
+        raise ServeError(f"cannot listen on {config.path}: {why}; {remedy.replace('{table}', table)}") from None
 
 
 def _claim(path: str, mode: int, group: str | None) -> Claim:
@@ -171,11 +190,26 @@ def _lock(path: str) -> int:
                 return fd
         except BlockingIOError:
             os.close(fd)
-            raise _taken() from None
+            raise _taken(path) from None
         except FileNotFoundError:
             pass
         os.close(fd)
-    raise _taken()
+    raise _taken(path)
+
+
+def _is_locked(path: str) -> bool:
+    """Whether another process has the lock. One that cannot be looked at is told by who claims it."""
+    try:
+        fd = os.open(path + LOCK_SUFFIX, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _unlock(path: str, lock_fd: int) -> None:
@@ -194,7 +228,7 @@ def _remove_stale(path: str) -> None:
     if not stat.S_ISSOCK(mode):
         raise _Cannot("it exists and is not a socket", "move it away or set {table} path")
     if _is_live(path):
-        raise _taken()
+        raise _taken(path)
     os.unlink(path)
 
 
@@ -203,7 +237,7 @@ def _is_live(path: str) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(path)
-        except (ConnectionRefusedError, FileNotFoundError):
+        except (ConnectionRefusedError, FileNotFoundError, NotADirectoryError):
             return False
         except PermissionError:
             raise
@@ -236,5 +270,29 @@ def _bind(path: str, mode: int, gid: int) -> socket.socket:
     return sock
 
 
-def _taken() -> _Cannot:
-    return _Cannot("another process listens there", "stop it (is edgeguardd running already?) or set {table} path")
+def _taken(path: str) -> _Cannot:
+    who = _listener(path)
+    why = "another process listens there" + ("" if who is None else f", {who}")
+    return _Cannot(why, "stop it (is edgeguardd running already?) or set {table} path")
+
+
+def _listener(path: str) -> str | None:
+    """The process that listens, by name and number; None where it does not say, as while it starts.
+
+    The credentials of a listening socket are those of whoever called listen(2) last (unix_listen, net/unix/af_unix.c):
+    the daemon's, also where systemd has made the socket.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(path)
+            credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError:
+            return None
+    pid, _, _ = _CREDENTIALS.unpack(credentials)
+    if pid <= 0:  # of another pid namespace
+        return None
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return f"{printable(file.read(64).decode('utf-8', 'replace').strip(), 16)} with pid {pid}"
+    except OSError:
+        return f"pid {pid}"

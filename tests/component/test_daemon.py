@@ -15,7 +15,7 @@ import pytest
 from tests.support.children import ending
 from tests.support.faketree import MIB, FakeCgroup, FakeTree
 from tests.support.running import REPOSITORY, Daemon, Subscriber
-from tests.support.wait import eventually
+from tests.support.wait import DEADLINE_S, eventually
 
 TARGET = '[[target]]\nname = "llm"\npath = "/llm"\n[sampling]\nfast = 0.05\nslow = 0.1\n'
 HELLO = {"name": "test", "target": "llm"}
@@ -50,6 +50,18 @@ class NotifySocket:
             message = self.socket.recv(4096).decode()
             if text in message:
                 return message
+
+
+def test_the_address_in_the_log_is_one_that_can_be_asked(place: str) -> None:
+    """An IPv6 address stands in brackets, and "::" answers IPv4 as well."""
+    os.mkdir(f"{place}/tree")
+    FakeTree(f"{place}/tree")
+    with Daemon(place, http='address = "::"', cgroup_root=f"{place}/tree") as daemon:
+        address, _, port = daemon.facts("started")[0]["http"].rpartition(":")
+        assert address == "[::]"
+        for host in ("127.0.0.1", "[::1]"):
+            with urllib.request.urlopen(f"http://{host}:{port}/readyz", timeout=DEADLINE_S) as answer:
+                assert answer.read() == b"ready\n"
 
 
 def test_memory_in_command_out(place: str, llm: FakeCgroup) -> None:

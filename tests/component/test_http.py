@@ -36,6 +36,34 @@ async def serving(routes: Routes = HELLO, **config: Any) -> AsyncIterator[HttpSe
         assert server.stats.current == 0
 
 
+@pytest.mark.parametrize("peer", ["127.0.0.1", "::1"])
+def test_two_colons_are_every_address_of_both_kinds(peer: str) -> None:
+    """As an operator means it; and a peer of IPv4's may name the address that it came to."""
+
+    async def test() -> None:
+        async with serving(address="::") as server:
+            reader, writer = await asyncio.open_connection(peer, server.port)
+            host = f"[{peer}]" if ":" in peer else peer
+            writer.write(f"GET /hello HTTP/1.1\r\nHost: {host}:{server.port}\r\n\r\n".encode())
+            assert (await answer(reader))[0] == 200
+            writer.close()
+            await writer.wait_closed()
+
+    run(test())
+
+
+def test_a_port_that_is_taken_is_named_as_it_is_written() -> None:
+    """An IPv6 address in brackets: ":::9464" names nothing."""
+
+    async def test() -> None:
+        async with serving(address="::1") as server:
+            other = HttpServer(HttpConfig(address="::", port=server.port), HELLO)
+            with pytest.raises(ServeError, match=rf"cannot listen on \[::\]:{server.port}: Address already in use"):
+                await other.start()
+
+    run(test())
+
+
 @contextlib.asynccontextmanager
 async def connection(server: HttpServer) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -106,7 +134,14 @@ def test_head_is_get_without_the_body() -> None:
     [
         (b"GET /nothing HTTP/1.1\r\nHost: h\r\n\r\n", 404),
         (b"GET /hello/ HTTP/1.1\r\nHost: h\r\n\r\n", 404),
-        (b"GET http://h/hello HTTP/1.1\r\nHost: h\r\n\r\n", 404),
+        (b"GET http://h/hello HTTP/1.1\r\nHost: h\r\n\r\n", 200),
+        (b"GET HTTP://H:9464/hello?x=1 HTTP/1.1\r\nHost: evil.example\r\n\r\n", 200),
+        (b"GET http://h HTTP/1.1\r\nHost: h\r\n\r\n", 404),
+        (b"GET http://evil.example/hello HTTP/1.1\r\nHost: h\r\n\r\n", 421),
+        (b"GET http://h@evil.example/hello HTTP/1.1\r\nHost: h\r\n\r\n", 421),
+        (b"GET http:///hello HTTP/1.1\r\nHost: h\r\n\r\n", 421),
+        (b"GET https://h/hello HTTP/1.1\r\nHost: h\r\n\r\n", 404),
+        (b"GET http://h/hello#x HTTP/1.1\r\nHost: h\r\n\r\n", 200),
         (b"POST /hello HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc", 405),
         (b"DELETE /hello HTTP/1.1\r\nHost: h\r\n\r\n", 405),
         (b"GET /hello HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc", 413),

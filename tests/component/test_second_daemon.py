@@ -83,7 +83,12 @@ def test_a_second_run_with_the_same_configuration_ends_and_touches_nothing(place
     with lifting(place, tight) as first:
         second = edgeguardd("run", "--config", first.daemon.config_path)
         assert second.returncode == 1
-        assert "another process listens there" in second.stderr
+        (line,) = second.stderr.splitlines()
+        assert line.startswith(
+            f"edgeguardd: cannot listen on {first.daemon.socket_path}: another process listens there, "
+        )
+        assert f" with pid {first.daemon.pid}; stop it (is edgeguardd running already?)" in line
+        assert second.stdout == ""
         assert first.now() == first.before
         assert first.daemon.listens()
 

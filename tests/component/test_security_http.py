@@ -64,6 +64,8 @@ def asked(daemon: Daemon, path: str, host: bytes | None) -> bytes:
         b"evil.box.example.com",
         b"localhost@evil.example",
         b"localhost, evil.example",
+        b".localhost",
+        b"evil..localhost",
         b"\xff\xfe",
         b"x" * 300,
     ],
