@@ -19,7 +19,7 @@ class Guarded:
             self.welcomed = False
             try:
                 with socket.socket(socket.AF_UNIX) as self.sock:
-                    self.sock.settimeout(60)  # a daemon that lives says ping every 10 s
+                    self.sock.settimeout(10)
                     self.sock.connect(self.path)
                     self.say(**self.hello)
                     with self.sock.makefile("rb") as lines:
@@ -42,6 +42,7 @@ class Guarded:
             if message["type"] == "welcome":
                 if self.epoch != message["epoch"]:  # numbers begin again
                     self.epoch, self.acks = message["epoch"], {}
+                self.sock.settimeout(10 + 3 * message["heartbeat_s"])  # whoever lives says ping meanwhile
                 self.welcomed, self.told, self.lift_at = True, None, float("inf")
                 self.status_of("restore", {key: message[key] for key in ALL_ALLOWED}, "in force")
             elif message["type"] == "command":
