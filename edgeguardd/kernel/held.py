@@ -149,7 +149,8 @@ class HeldCgroup:
     def _fault(self, verb: str, name: str, error: OSError) -> KernelError:
         number = error.errno or 0
         what = f"cannot {verb} {shown(self.full_path)}/{name}".rstrip("/")
-        if number == errno.ENODEV or (number == errno.ENOENT and self.gone):
+        # Also when a controller was switched off, and the cgroup is there: what is owed to it is not to be forgotten.
+        if number in _REMOVED and self.gone:
             return CgroupGoneError(f"{what}: the cgroup was removed")
         return KernelError(f"{what}: {os.strerror(number)}; {_REMEDIES.get(number, _DEFAULT_REMEDY)}")
 

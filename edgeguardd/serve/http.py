@@ -18,7 +18,9 @@ from edgeguardd.serve.listening import listen
 
 __all__ = ["HttpServer", "HttpStats", "Request", "Response"]
 
+_MORE_FILES = "let the daemon open more files (systemd: LimitNOFILE=, else ulimit -n)"
 _REMEDIES = {
+    errno.EMFILE: _MORE_FILES,
     errno.EADDRINUSE: "stop what listens there, or set [http] port (enabled = false turns HTTP off)",
     errno.EAFNOSUPPORT: 'this kernel has no IPv6; set [http] address = "0.0.0.0" for all of IPv4\'s',
     errno.EADDRNOTAVAIL: "no interface has this address; set [http] address",
@@ -60,6 +62,9 @@ class HttpServer:
         place = endpoint(address, port)
         try:
             self._server = await listen(lambda: HttpConnection(self), address, port, ACCEPTS_PER_TURN)
+            for listener in self._server.sockets:
+                with socket.socket(fileno=os.dup(listener.fileno())) as same:
+                    same.listen(BACKLOG)
         except (OSError, OverflowError) as fault:
             code = getattr(fault, "errno", None) or 0
             why = os.strerror(code) if code in errno.errorcode else str(fault)
@@ -67,14 +72,7 @@ class HttpServer:
             raise ServeError(f"cannot listen on {place}: {why}; {remedy}") from fault
         if not self._server.sockets:
             # asyncio takes a failing socket(2) for an address family that this machine has not, and goes on without.
-            raise ServeError(
-                f"cannot listen on {place}: no socket could be had; "
-                "let the daemon open more files (systemd: LimitNOFILE=, else ulimit -n), or set [http] address"
-            )
-
-        for listener in self._server.sockets:
-            with socket.socket(fileno=os.dup(listener.fileno())) as same:
-                same.listen(BACKLOG)
+            raise ServeError(f"cannot listen on {place}: no socket could be had; {_MORE_FILES}, or set [http] address")
 
     @property
     def port(self) -> int:

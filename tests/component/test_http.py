@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 import resource
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -420,6 +422,23 @@ def test_an_address_that_cannot_be_had_is_said(address: str, port: int) -> None:
         server = HttpServer(HttpConfig(address=address, port=port), HELLO)
         with pytest.raises(ServeError, match=r"cannot listen on .*; .*\[http\] address"):
             await server.start()
+
+    run(test())
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(errno.EMFILE, r"LimitNOFILE="), (errno.ENOMEM, r"\[http\] address")])
+def test_a_queue_that_cannot_be_made_longer_is_said(number: int, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listener is there already, and one descriptor more is not to be had: one sentence, and nothing listens."""
+
+    def failing(fd: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    async def test() -> None:
+        server = HttpServer(HttpConfig(port=0), HELLO)
+        monkeypatch.setattr(os, "dup", failing)
+        with pytest.raises(ServeError, match=rf"cannot listen on 127\.0\.0\.1:0: .*; .*{remedy}"):
+            await server.start()
+        await server.close()
 
     run(test())
 

@@ -101,6 +101,8 @@ def restless(world: World) -> list[str]:
             wrong.append(f"relief of {name} is {row['relief']}")
         if row["degraded"] is not None:
             wrong.append(f"{name} is said to be degraded: {row['degraded']}")
+    if world.cgroups[QUIET].read("cgroup.freeze") != "0":
+        wrong.append(f"{QUIET} is frozen")  # for a moment it may be; then it has to run
     wrong += [f"{row['name']} is still there" for name, row in rows.items() if name.startswith("g:")]
     wrong += _subscribers(status)
     return wrong

@@ -143,7 +143,11 @@ def probe(world: World, verdict: Verdict) -> None:
     if within(lambda: actor.commands(since), PROBE_S):
         verdict.probe_s = actor.commands(since)[0]["at"] - since
     else:
-        verdict.wrong["answered"] = [f"a clean crossing of {name} after the round is not answered"]
+        grown = f"{'held up in its growth' if actor.busy else 'grown'}, at {oracle.share(world, name):.0%}"
+        verdict.wrong["answered"] = [
+            f"a clean crossing of {name} after the round is not answered: it is {grown}",
+            world.testimony(name),
+        ]
 
 
 def start_over(world: World) -> None:

@@ -176,11 +176,12 @@ class World:
             hits.update(answer["hits"])
         return calls, hits
 
-    def testimony(self) -> str:
-        """What the daemon says of targets that are not at rest, with its last words on each, for whoever reads it."""
+    def testimony(self, *names: str) -> str:
+        """What the daemon says of targets that are not at rest, and of these, with its last words on each."""
         status, facts = self.daemon.status(), self.daemon.all_facts()
-        rows = [row for row in status["targets"] if row["rung"] != "normal" and row["name"] != QUIET]
-        words = [fact for fact in facts if fact.get("target") in {row["name"] for row in rows}][-TAIL:]
+        restless = {row["name"] for row in status["targets"] if row["rung"] != "normal" and row["name"] != QUIET}
+        rows = [row for row in status["targets"] if row["name"] in restless | set(names)]
+        words = [fact for fact in facts if fact.get("target") in restless | set(names)][-TAIL:]
         return json.dumps({"targets": rows, "machine": status["machine"], "log": words})
 
     def http_status(self, path: str) -> int:

@@ -1,5 +1,6 @@
 """Reclaiming from a cgroup and freezing it: what is written, told, given up, and undone."""
 
+import errno
 import os
 import threading
 import time
@@ -186,6 +187,28 @@ def test_a_thaw_that_fails_is_told_once_and_tried_until_it_works(
         os.rename(f"{scene.llm.path}/hidden", f"{scene.llm.path}/cgroup.freeze")
         (thawed,) = await scene.ended()
         assert thawed.outcome == "thawed"
+        assert scene.read("cgroup.freeze") == "0"
+
+    scenario(tmp_path, play)
+
+
+def test_a_cgroup_that_is_there_and_is_said_not_to_be_is_thawed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ENODEV may mean that a controller was switched off; who is frozen is not forgotten for it."""
+    monkeypatch.setattr(freezer, "THAW_AGAIN_S", 0.01)
+    read = os.pread
+
+    def gone(fd: int, size: int, offset: int) -> bytes:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    async def play(scene: Scene) -> None:
+        await scene.run(LastResort.FREEZE, step=freeze_for(600))
+        monkeypatch.setattr(os, "pread", gone)
+        scene.last.thaw("llm")
+        monkeypatch.setattr(os, "pread", read)
+        failed, thawed = await scene.ended(2)
+        assert (failed.outcome, thawed.outcome) == ("failed", "thawed")
         assert scene.read("cgroup.freeze") == "0"
 
     scenario(tmp_path, play)
