@@ -2,10 +2,8 @@
 
 import os
 import select
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +12,6 @@ from edgeguardd.errors import KernelError
 from edgeguardd.kernel.procevents import Kind, ProcEvents
 from tests.support import storm as storms
 from tests.support.documents.pages import blocks, commands
-from tests.support.faketree import MIB, FakeTree
 from tests.support.running import REPOSITORY, Daemon
 from tests.support.storm import DIFFERS, FITS, Storm
 from tests.support.wait import eventually
@@ -44,16 +41,7 @@ def told() -> str | None:
 
 WHY_NOT = told()
 needs_connector = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
-
-
-@pytest.fixture
-def place() -> Iterator[str]:
-    """A directory with a short path, with a cgroup tree of one target."""
-    path = tempfile.mkdtemp(prefix="eg-", dir="/tmp")
-    os.mkdir(f"{path}/tree")
-    FakeTree(f"{path}/tree").cgroup("/llm", max_bytes=1000 * MIB).usage(100 * MIB)
-    yield path
-    shutil.rmtree(path)
+pytestmark = pytest.mark.usefixtures("llm")
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 import json
 import os
 import re
-import shutil
 import statistics
-import tempfile
 import threading
 from collections.abc import Iterator
 
@@ -13,7 +11,7 @@ import pytest
 import yaml
 
 from tests.support import proxies
-from tests.support.faketree import MIB, FakeCgroup, FakeTree
+from tests.support.faketree import MIB, FakeCgroup
 from tests.support.proxies import AGENT, HTTP, SERVER, Answer, Backend, ask
 from tests.support.running import REPOSITORY, Daemon
 from tests.support.wait import DEADLINE_S, eventually
@@ -47,21 +45,10 @@ EVERY = [pytest.param(name, marks=here(name)) for name in ("nginx", "haproxy", "
 
 
 @pytest.fixture
-def place() -> Iterator[str]:
-    """A directory with a short path that other users may enter: nginx's workers are not root."""
-    path = tempfile.mkdtemp(prefix="eg-", dir="/tmp")
-    os.chmod(path, 0o755)  # noqa: S103  nothing in it is secret
-    os.mkdir(f"{path}/tree")
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-def llm(place: str) -> FakeCgroup:
-    """A cgroup of 100 of 1000 MiB."""
-    cgroup = FakeTree(f"{place}/tree").cgroup("/llm", max_bytes=1000 * MIB)
-    cgroup.usage(100 * MIB)
-    return cgroup
+def place(place: str) -> str:
+    """One that other users may enter: nginx's workers are not root."""
+    os.chmod(place, 0o755)  # noqa: S103  nothing in it is secret
+    return place
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ Time is virtual: timers that the engine sets fire in order as `pass_time` moves 
 from typing import TypeVar
 
 from edgeguardd.core.config import Policy, SamplingConfig
-from edgeguardd.core.effects import CancelTimer, CommandEnded, Deliver, Effect, SetTimer
+from edgeguardd.core.effects import CancelTimer, CommandEnded, Deliver, Effect, Note, SetTimer
 from edgeguardd.core.engine import Engine
 from edgeguardd.core.events import (
     AckReceived,
@@ -143,6 +143,11 @@ class Script:
 def of(effects: list[Effect], kind: type[E]) -> list[E]:
     """The effects of one kind."""
     return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def notes(effects: list[Effect], event: str) -> list[Note]:
+    """The facts of one name that the engine wants said."""
+    return [note for note in of(effects, Note) if note.event == event]
 
 
 def commands(effects: list[Effect], subscriber: int | None = None) -> list[Command]:

@@ -6,13 +6,9 @@ from edgeguardd.core.config import Policy
 from edgeguardd.core.effects import CommandEnded, Deliver, Effect, Fact, Note, SetTimer
 from edgeguardd.core.events import AckReceived, SampleFailed, TargetDropped, TimerFired
 from edgeguardd.core.model import AckStatus, Action, Command, InForce, Level, Outcome, Parameters
-from tests.support.script import EVERYTHING, MIB, Script, of
+from tests.support.script import EVERYTHING, MIB, Script, notes, of
 
 RESTING = Policy(dwell_s=1, restore_dwell_s=1, lead_floor_s=0.01, lead_ceiling_s=0.01)
-
-
-def notes(effects: list[Effect], event: str) -> list[Note]:
-    return [note for note in of(effects, Note) if note.event == event]
 
 
 def answer(script: Script, action: Action, status: AckStatus, message: str | None = None) -> list[Effect]:
@@ -281,9 +277,9 @@ def test_when_the_last_one_that_was_waited_for_leaves_the_round_is_judged() -> N
     script.need(650)
     trims = list(script.target.ledger.outstanding.values())
     script.ack(next(one.command for one in trims if one.subscriber == 1), AckStatus.FAILED)
-    assert script.target.ledger.rung is Level.ELEVATED
+    before = script.target.ledger.rung
     asked = of(script.leave(2), Deliver)
-    assert script.target.ledger.rung is Level.HIGH
+    assert (before, script.target.ledger.rung) == (Level.ELEVATED, Level.HIGH)
     assert {e.subscriber for e in asked} == {1}
 
 
