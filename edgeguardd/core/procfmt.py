@@ -155,13 +155,18 @@ def _unescaped(field: bytes) -> bytes:
     return _OCTAL.sub(lambda match: bytes((int(match[1], 8),)), field)
 
 
-def meminfo(data: bytes) -> Meminfo:
-    """/proc/meminfo. A malformed or implausible line is None. Raises FormatError when the file is empty."""
+def meminfo(data: bytes, keys: frozenset[bytes] | None = None) -> Meminfo:
+    """/proc/meminfo, or of its fifty lines those with these keys. A malformed or implausible line is None.
+
+    Raises FormatError when there is none of them.
+    """
     values: dict[str, int | None] = {}
     implausible: list[str] = []
     without_unit: list[str] = []
     for line in data.splitlines():
         key, _, rest = line.partition(b":")
+        if keys is not None and key.strip() not in keys:
+            continue
         name, fields = decode(key.strip()), rest.split()
         if not name:
             continue

@@ -21,6 +21,20 @@ from edgeguardd.kernel.pressure import PressureFile, StallAlarm
 
 # /proc/meminfo has 1.6 KB on 6.18.
 READ_BYTES = 16384
+# What ram_of asks for.
+RAM_KEYS = frozenset(
+    (
+        b"MemTotal",
+        b"MemAvailable",
+        b"MemFree",
+        b"Cached",
+        b"Buffers",
+        b"SReclaimable",
+        b"Shmem",
+        b"SwapTotal",
+        b"SwapFree",
+    )
+)
 
 # Faults are said once each; what is remembered of them is bounded.
 _MAX_SAID = 64
@@ -212,7 +226,7 @@ class Machine:
             # lxcfs, which shows a container its own figures, leaves dead descriptors behind when it is restarted.
             self._close_meminfo()
             raise KernelError(f"cannot read {path}: {error.strerror}; mount procfs on {self._proc}") from None
-        return ram_of(procfmt.meminfo(data).values)
+        return ram_of(procfmt.meminfo(data, RAM_KEYS).values)
 
     def _devices(self) -> tuple[DeviceUsage, ...]:
         found = []

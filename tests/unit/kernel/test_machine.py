@@ -13,7 +13,7 @@ from edgeguardd.core.config import DeviceSpec, MachineConfig
 from edgeguardd.core.events import Event, MachineSampled
 from edgeguardd.core.model import DeviceUsage, MachineSample
 from edgeguardd.errors import FormatError
-from edgeguardd.kernel.machine import Machine, ram_of
+from edgeguardd.kernel.machine import RAM_KEYS, Machine, ram_of
 from edgeguardd.kernel.pressure import SWITCHED_OFF
 from tests.support.descriptors import none_left, open_now
 from tests.support.wait import soon
@@ -135,6 +135,17 @@ def test_every_reading_is_a_fresh_one(tmp_path: Path) -> None:
         assert (sample.available_bytes, sample.swap_total_bytes, sample.swap_free_bytes) == (2 * GIB, 102400, 40960)
 
     play(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    "board", ["jetson-tx2", "rk3568-2g", "pi-zero", "x86-6.18", "swapfree-underflow", "swaptotal-huge"]
+)
+def test_the_lines_that_are_asked_for_say_all(board: str) -> None:
+    """The other forty would be read for nothing, each second."""
+    everything = case(board).encode()
+    asked = procfmt.meminfo(everything, RAM_KEYS).values
+    assert set(asked) <= {key.decode() for key in RAM_KEYS}
+    assert ram_of(asked) == ram_of(procfmt.meminfo(everything).values)
 
 
 @pytest.mark.parametrize("board", ["swapfree-underflow", "swaptotal-huge"])
