@@ -24,6 +24,13 @@ from tests.support.running import REPOSITORY, Daemon
 from tests.support.wait import DEADLINE_S
 
 FLOOR = "import time\nwhile True:\n    time.sleep(1)\n    open('/proc/meminfo').read()"
+# As the daemon's command does.
+IMPORTS = """
+from edgeguardd.cli import edgeguardd
+from edgeguardd.standins import without_unused
+with without_unused():
+    import edgeguardd.daemon
+"""
 LIMIT_BYTES = 1024 * MIB
 REST_BYTES = 64 * MIB
 
@@ -135,7 +142,7 @@ def python_s(*words: str) -> float:
 def starts(sizes: Sizes) -> tuple[Table, float]:
     """By stage, and the whole with one target."""
     bare = [python_s("-c", "pass") for _ in range(sizes.starts)]
-    imported = [python_s("-c", "import edgeguardd.daemon") for _ in range(sizes.starts)]
+    imported = [python_s("-c", IMPORTS) for _ in range(sizes.starts)]
     one, hundred = ([ready_s(targets) for _ in range(sizes.starts)] for targets in (1, 100))
     rows = [
         ["Python itself", ms(median(bare)), ms(max(bare))],

@@ -36,6 +36,7 @@ class Look(NamedTuple):
     at_s: float
     resident_bytes: int
     descriptors: int
+    blocks: int = 0
 
 
 class Soaked(NamedTuple):
@@ -94,7 +95,9 @@ async def _look(daemon: Daemon, looks: list[Look], every_s: float, tell: Callabl
     began = time.monotonic()
     while True:
         await asyncio.sleep(every_s)
-        looks.append(Look(time.monotonic() - began, resident_bytes(daemon.pid), descriptors(daemon.pid)))
+        blocks = await asyncio.to_thread(daemon.metric, "edgeguardd_allocated_blocks")
+        at_s = time.monotonic() - began
+        looks.append(Look(at_s, resident_bytes(daemon.pid), descriptors(daemon.pid), int(blocks or 0)))
         if len(looks) % 30 == 1:
             tell(f"{looks[-1].at_s:6.0f} s  {mib(looks[-1].resident_bytes)}  {looks[-1].descriptors} descriptors")
 
@@ -105,17 +108,22 @@ def section(soaked: Soaked, seconds: float) -> Section:
     settled = [look for look in looks if look.at_s >= SETTLED_AFTER * seconds]
     hourly = [(look.at_s / 3600, look.resident_bytes / MIB) for look in settled]
     grown = slope(hourly)
+    more = slope([(look.at_s / 3600, float(look.blocks)) for look in settled])
     step = max(1, len(looks) // ROWS)
     shown = [*looks[:1], *looks[step::step]]
-    rows = [[f"{look.at_s / 60:.0f} min", mib(look.resident_bytes), str(look.descriptors)] for look in shown]
+    rows = [
+        [f"{look.at_s / 60:.0f} min", mib(look.resident_bytes), f"{look.blocks:,}", str(look.descriptors)]
+        for look in shown
+    ]
     most = max(looks, key=lambda look: look.resident_bytes)
     note = (
         f"{soaked.acts} acts of mixed load, {soaked.commands} commands taken by subscribers, {soaked.defects} defects "
         f"survived; {len(looks)} looks. Most resident: {mib(most.resident_bytes)} after {most.at_s / 60:.0f} min. "
-        f"Fitted over the last three quarters: {grown * 1024:+.0f} KiB an hour. At rest there are {soaked.opened:+d} "
-        "descriptors more than before."
+        f"Fitted over the last three quarters: {grown * 1024:+.0f} KiB and {more:+.0f} blocks an hour. "
+        f"At rest there are {soaked.opened:+d} descriptors more than before."
     )
-    table = Table(f"{seconds / 60:.0f} minutes of mixed load", ["after", "resident", "descriptors"], rows, [note])
+    head = ["after", "resident", "blocks in use", "descriptors"]
+    table = Table(f"{seconds / 60:.0f} minutes of mixed load", head, rows, [note])
     measured = {
         "resident": looks[-1].resident_bytes / MIB,
         "resident_slope": grown,

@@ -131,8 +131,10 @@ def soaked(options: argparse.Namespace) -> tuple[bool, str]:
     head = (
         f"### Soak\n\n{soak.HOURS} hours of an act a second, in {minutes}, {own_kernel()}; lines through what settled."
     )
-    told = {**dataclasses.asdict(growth), "hours": growth.hours, "most_kib": growth.most_kib}
-    return growth.right, "\n\n".join([head, report.soak({**told, "allowed_kib": soak.ALLOWED_KIB})])
+    most = {"most_kib": growth.most_kib, "most_blocks": growth.most_blocks}
+    allowed = {"allowed_kib": soak.ALLOWED_KIB, "allowed_blocks": soak.ALLOWED_BLOCKS}
+    told = {**dataclasses.asdict(growth), "hours": growth.hours, **most, **allowed}
+    return growth.right, "\n\n".join([head, report.soak(told)])
 
 
 def security(_: argparse.Namespace) -> tuple[bool, str]:

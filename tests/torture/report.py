@@ -156,12 +156,14 @@ def calls_wrong(cases: Sequence[Row]) -> str:
 
 def soak(growth: Row) -> str:
     """What grew, if anything."""
-    resident, descriptors = growth["resident_kib"], growth["descriptors"]
+    resident, blocks, descriptors = growth["resident_kib"], growth["blocks"], growth["descriptors"]
     rows = [
         ["simulated", f"{growth['hours']:.1f} h: {growth['acts']} acts, {growth['commands']} commands"],
         ["resident memory", f"{growth['first_bytes'] / MIB:.1f} MiB, at the end {growth['last_bytes'] / MIB:.1f} MiB"],
         ["growth of resident memory", f"{resident[0]:+.1f} ± {resident[1]:.1f} KiB a simulated hour (95 %)"],
         ["what eight hours add at most", f"{growth['most_kib']:.0f} KiB, allowed {growth['allowed_kib']} KiB"],
+        ["growth of blocks in use", f"{blocks[0]:+.0f} ± {blocks[1]:.0f} a simulated hour (95 %)"],
+        ["what eight hours add at most", f"{growth['most_blocks']:.0f} blocks, allowed {growth['allowed_blocks']}"],
         ["growth of descriptors", f"{descriptors[0]:+.2f} ± {descriptors[1]:.2f} a simulated hour (95 %)"],
         ["descriptors more than before, at rest", f"{growth['left_open']:+d}"],
         ["defects", str(growth["defects"])],

@@ -12,7 +12,12 @@ def soaked(kib_a_look: float, left: int = 0, defects: int = 0, acts: int = 30_00
     """A hundred looks in a thousand seconds, at memory that goes up and down, and grows."""
     chance = random.Random(3)  # noqa: S311 - the same each time
     looks = [
-        Look(10.0 * number, int((31_000 + kib_a_look * number + chance.uniform(-40, 40)) * KIB), 90 + number % 7)
+        Look(
+            10.0 * number,
+            int((31_000 + kib_a_look * number + chance.uniform(-40, 40)) * KIB),
+            90 + number % 7,
+            200_000 + number % 5 * 1000,
+        )
         for number in range(100)
     ]
     return Soaked(looks, acts, 500, defects, left)
@@ -33,6 +38,14 @@ def test_growth_descriptors_defects_and_too_little_load_are_wrong() -> None:
     assert not soak.judged(soaked(0.0, left=1), 1000.0).right
     assert not soak.judged(soaked(0.0, defects=1), 1000.0).right
     assert not soak.judged(soaked(0.0, acts=20_000), 1000.0).right
+
+
+def test_a_block_an_act_is_a_leak_whatever_room_there_is() -> None:
+    """Resident memory stays as it is: there was room for it."""
+    found = soaked(0.0)
+    leaking = [look._replace(blocks=look.blocks + 300 * number) for number, look in enumerate(found.looks)]
+    assert soak.judged(found._replace(looks=leaking), 1000.0).resident_kib.flat
+    assert not soak.judged(found._replace(looks=leaking), 1000.0).right
 
 
 def test_what_cannot_be_told_from_growth_is_wrong() -> None:
