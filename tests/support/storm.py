@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from tests.support.wait import eventually
 
-# As /proc/PID/comm has them: the names under which the programs are started.
-FITS, DIFFERS = "eg-fits", "eg-differs"
+# As /proc/PID/comm has them: the names under which the programs are started. A rule is for the whole machine, and a
+# daemon of another test that runs at the same time must not take these for its own: the names are this process's.
+FITS, DIFFERS = f"eg-f-{os.getpid()}", f"eg-d-{os.getpid()}"
 POLL_S = 0.001
 
 
