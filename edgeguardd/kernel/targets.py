@@ -72,7 +72,8 @@ class Targets:
         """
         was_slow_s, self._sampler.slow_s = self._sampler.slow_s, sampling.slow_s
         for target in self._roster.targets.values():
-            if target.interval_s >= was_slow_s:
+            # Beyond it too, where the engine has chosen more than that at rest; it does so again after the next look.
+            if target.interval_s >= was_slow_s != sampling.slow_s:
                 self._sampler.set_interval(target, sampling.slow_s)
         self._wishes.apply(specs)
         if defaults is not None:

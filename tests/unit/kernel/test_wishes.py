@@ -400,6 +400,21 @@ def test_a_reload_changes_the_slow_interval(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+def test_a_reload_reaches_those_at_rest_only_with_another_slow_interval(tmp_path: Path) -> None:
+    """The engine has chosen, and does not choose again what it has chosen."""
+
+    async def scene(s: Scene) -> None:
+        s.tree.cgroup("/job")
+        s.apply(job(), slow_s=20.0)
+        s.targets.set_interval("job", 40.0)
+        s.apply(job(), slow_s=20.0)
+        assert s.targets.status()["job"].interval_s == 40.0
+        s.apply(job(), slow_s=10.0)
+        assert s.targets.status()["job"].interval_s == 10.0
+
+    play(tmp_path, scene)
+
+
 def test_a_withdrawn_glob_takes_its_targets_along(tmp_path: Path) -> None:
     """And finds nothing any more."""
 
