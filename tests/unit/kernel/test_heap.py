@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 SHOW_RESIDENT = """
 import gc
 from edgeguardd.kernel import heap
@@ -48,6 +50,7 @@ def test_large_blocks_go_back_to_the_kernel_however_large_the_last_ones_were() -
     assert bound < 1024 < unbound
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python collects in increments, and puts nothing off")
 def test_what_start_up_made_puts_no_collection_off() -> None:
     """The collector weighs what is new against what the last full collection left: that is next to nothing now."""
     collections, frozen = said(SHOW_COLLECTIONS.format(settle="heap.settle()"))
