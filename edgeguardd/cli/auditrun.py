@@ -23,6 +23,7 @@ from edgeguardd.isolate.unitfiles import SYSTEM_PATH, USER_PATH, SearchPath
 
 CGROUP_ROOT = "/sys/fs/cgroup"
 _ALL_KINDS = ("service", "slice")
+_FIND_NAMES = "correct the name (systemctl list-unit-files has all), or give --search-path or --root"
 
 
 class _Job(Struct, frozen=True):
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     missing = [one.unit for one in found if one.unit.load_state == NOT_FOUND]
     _print(found, args, table)
     for unit in missing:
-        print(f"edgeguardctl: cannot audit {unit.name}: {unit.why}", file=sys.stderr)
+        print(f"edgeguardctl: cannot audit {unit.name}: {unit.why}; {_FIND_NAMES}", file=sys.stderr)
     if missing:
         return common.UNUSABLE
     failing = args.fail_on != "never" and any(one.broken(Severity(args.fail_on)) for one in found)

@@ -54,7 +54,8 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
 def run(args: argparse.Namespace) -> int:
     """Carry out the command; returns the exit status. Raises EdgeguardError."""
     if (args.settings is None) == (args.server is None):
-        raise ConfigError(["cannot start a bridge: name the server, or give --settings FILE; one of the two"])
+        servers = ", ".join(catalog.SERVERS)
+        raise ConfigError([f"cannot start a bridge: give either --settings FILE, or the server's name: {servers}"])
     if args.settings is not None:
         args = read_settings(args.settings)
     if args.listen is not None and args.gate == "external":

@@ -36,8 +36,9 @@ def run(args: argparse.Namespace) -> int:
     machine = _machine()
     groups = () if args.undo else wanted.groups(config.provision, machine)
     if not groups and not args.undo:
+        why = "no [[provision.slice]] and no [[provision.service]]"
         raise ConfigError(
-            ["cannot provision anything: no [[provision.slice]] and no [[provision.service]]; write one, or --undo"]
+            [f"cannot provision anything: {why}; write one (edgeguardctl size --toml prints both), or --undo"]
         )
     backend = _backend(config, machine, args)
     reserve = wanted.resolve(config.provision.reserve, machine)

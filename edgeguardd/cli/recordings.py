@@ -33,6 +33,11 @@ class Recordings:
         """A file or a directory; None: where the configured daemon records. Raises EdgeguardError."""
         self.place = os.path.join(common.read_config(None).state_directory, SUBDIRECTORY) if place is None else place
         self.remarks: dict[str, None] = {}
+        if place is None and not os.path.lexists(self.place) and _may_enter(os.path.dirname(self.place)):
+            raise EdgeguardError(
+                f"cannot read {self.place}: the daemon has recorded nothing there yet; start it "
+                "([recorder] enabled = true), or name a recording or a directory of them"
+            )
         self._one_file = not os.path.isdir(self.place)
         self._paths = [self.place] if self._one_file else _listed(self.place)
         if not self._paths:
@@ -92,6 +97,11 @@ class Recordings:
                 f"before segment {opened.header.segment} the replay came out elsewhere than the daemon: another build "
                 f"of {version} made the decisions, or it is a defect; compare with a recording that this build made"
             )
+
+
+def _may_enter(directory: str) -> bool:
+    """Whether what is missing in it is missing, and not only hidden; a directory that is not there hides nothing."""
+    return not os.path.lexists(directory) or os.access(directory, os.X_OK)
 
 
 def clock_time(wall_s: float) -> str:

@@ -44,7 +44,7 @@ def test_the_pages_files_are_taken(block: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words", "status", "sentence"),
     [
-        ("", [], 2, "cannot provision anything: no [[provision.slice]] and no [[provision.service]]"),
+        ("", [], 2, "cannot provision anything: no [[provision.slice]] and no [[provision.service]]; write one (edge"),
         ("[provision]\nbackend = 1", [], 2, "cannot use provision.backend"),
         ('[provision]\nbackend = "cgroup"', ["--undo", "--runtime"], 1, "cannot do with --runtime"),
         ("", ["--wait", "0"], 2, "write seconds above 0"),

@@ -88,7 +88,7 @@ def test_a_faulty_settings_file_is_named_with_its_key(tmp_path: Path, text: str,
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "name the server, or give --settings FILE"),
+        ([], "give either --settings FILE, or the server's name: llama-server, "),
         (["--settings", "/absent.toml"], "cannot read /absent.toml: no such file or directory"),
         (["ollama", "--listen", "unix:/g", "--gate", "external"], "give it or --gate external, not both"),
     ],

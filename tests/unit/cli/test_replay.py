@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from edgeguardd.cli import common
 from edgeguardd.cli.edgeguardctl import main
 from edgeguardd.core.config import LastResorts, LastResortStep, Policy
 from edgeguardd.core.events import LastResortEnded
@@ -150,6 +151,21 @@ def test_a_faulty_configuration_is_refused_before_anything_is_printed(
     status, out, err = run(capsys, place, "--config", str(bad))
     assert (status, out) == (2, "")
     assert "line 2" in err
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_daemon_that_has_not_recorded_yet_is_no_missing_file(
+    made: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody has named a file: what is missing is the daemon's to write, with its state directory or without."""
+    if made:
+        (tmp_path / "state").mkdir()
+    config = tmp_path / "edgeguardd.toml"
+    config.write_text(f'state_directory = "{tmp_path}/state"\n')
+    monkeypatch.setattr(common, "DEFAULT_CONFIG", str(config))
+    status, out, err = run(capsys)
+    assert (status, out) == (1, "")
+    assert "the daemon has recorded nothing there yet; start it" in err
 
 
 @pytest.mark.parametrize(
