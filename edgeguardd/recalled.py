@@ -159,45 +159,27 @@ def recall(
     records = state.load_all(TARGET_KIND, TargetRecord)
     found = read("" if run is None else run.epoch)
     if run is None or run.boot_id != boot_id or run.at > now:
-        kept = tuple(learned_only(record.kept) for record in records.values())
-        event = StateRecalled(kept, KeptMachine(), 0, RETURN_S)
-        dropped_all = _dropped(records, NO_RUN if run is None else ANOTHER_KERNEL)
-        return Recalled(uuid.uuid4().hex, event, dropped=dropped_all)
+        return _anew(records, NO_RUN if run is None else ANOTHER_KERNEL)
     if found.strange:
         on_fault(STRANGE)
-    entries = _entries(found, on_fault)
     mine = {name: record for name, record in records.items() if (record.boot_id, record.epoch) == (boot_id, run.epoch)}
-    last_seq, last_entry = run.last_seq, max((record.upto for record in mine.values()), default=0)
-    for entry in entries:
-        last_entry = max(last_entry, entry.n)
-        if isinstance(entry, Sent):
-            last_seq = max(last_seq, entry.command.command.seq)
-        if isinstance(entry, Spent):
-            last_seq = max(last_seq, entry.seq)
-        if isinstance(entry, Appeared) and entry.target not in mine:
-            mine[entry.target] = _begun(entry, run)
-        elif entry.target in mine and entry.n > mine[entry.target].upto:
-            mine[entry.target] = _folded(mine[entry.target], entry)
+    last_seq, last_entry = _bring_up_to_date(mine, _entries(found, on_fault), run)
+    others = {name: record for name, record in records.items() if name not in mine}
     alive_at = max(run.at, found.alive_at, *(record.at for record in mine.values()))
     away_s = max(0.0, now - alive_at)
-    dropped: list[Dropped] = []
-    kept_targets: list[KeptTarget] = []
-    for name, record in mine.items():
-        why = _why_not(record, root, away_s)
-        if why is not None:
-            dropped += _dropped({name: record}, why)
-        kept_targets.append(record.kept if why is None else learned_only(record.kept))
-    others = {name: record for name, record in records.items() if name not in mine}
-    kept_targets += [learned_only(record.kept) for record in others.values()]
+    why_not = {name: _why_not(record, root, away_s) for name, record in mine.items()}
+    dropped = [one for name, why in why_not.items() if why for one in _dropped({name: mine[name]}, why)]
+    kept = [mine[name].kept if why is None else learned_only(mine[name].kept) for name, why in why_not.items()]
+    kept += [learned_only(record.kept) for record in others.values()]
     machine = run.machine if away_s <= KEPT_FOR_S else KeptMachine()
     return Recalled(
         run.epoch,
-        StateRecalled(tuple(kept_targets), machine, last_seq + SKIPPED_NUMBERS * found.overflowed, RETURN_S),
+        StateRecalled(tuple(kept), machine, last_seq + SKIPPED_NUMBERS * found.overflowed, RETURN_S),
         last_entry,
         continued=True,
         away_s=away_s,
         standing={n: Standing(path_of(r), r.inode, r.kills, r.dynamic) for n, r in mine.items()},
-        dynamic=tuple(path_of(r) for r in mine.values() if r.dynamic and _why_not(r, root, away_s) is None),
+        dynamic=tuple(path_of(record) for name, record in mine.items() if record.dynamic and why_not[name] is None),
         dropped=(*dropped, *_dropped(others, NO_RUN)),
     )
 
@@ -220,6 +202,29 @@ def quoted(path: str) -> str:
 def path_of(record: TargetRecord) -> str:
     """The path again."""
     return urllib.parse.unquote(record.path, errors="surrogateescape")
+
+
+def _anew(records: dict[str, TargetRecord], why: str) -> Recalled:
+    """Nothing goes on but what was learned."""
+    kept = tuple(learned_only(record.kept) for record in records.values())
+    event = StateRecalled(kept, KeptMachine(), 0, RETURN_S)
+    return Recalled(uuid.uuid4().hex, event, dropped=_dropped(records, why))
+
+
+def _bring_up_to_date(mine: dict[str, TargetRecord], entries: list[Entry], run: RunRecord) -> tuple[int, int]:
+    """Add to the records what the journal says came after them; the last number given, and that of the last entry."""
+    last_seq, last_entry = run.last_seq, max((record.upto for record in mine.values()), default=0)
+    for entry in entries:
+        last_entry = max(last_entry, entry.n)
+        if isinstance(entry, Sent):
+            last_seq = max(last_seq, entry.command.command.seq)
+        if isinstance(entry, Spent):
+            last_seq = max(last_seq, entry.seq)
+        if isinstance(entry, Appeared) and entry.target not in mine:
+            mine[entry.target] = _begun(entry, run)
+        elif entry.target in mine and entry.n > mine[entry.target].upto:
+            mine[entry.target] = _folded(mine[entry.target], entry)
+    return last_seq, last_entry
 
 
 def _entries(found: Found, on_fault: Callable[[str], None]) -> list[Entry]:
