@@ -177,47 +177,65 @@ def _pieces(line: Line, text: str, at: int, *, anchored: bool = False) -> int:
     return at
 
 
-def _one_piece(line: Line, text: str, at: int) -> int | None:  # noqa: C901, PLR0911, PLR0912  one branch a style
+def _one_piece(line: Line, text: str, at: int) -> int | None:
     """The end of the piece that begins at `at`; None: the message begins here."""
     head = text[at : at + 1]
     if head == "[":
         return _bracket(line, text, at)
-    if head in ("<", "&") or head.isdigit():
-        if line.seq is None and (found := _KMSG.match(text, at)):
-            return _kmsg(line, found)
-        if found := _RFC5424.match(text, at):
-            _set_priority(line, found[1])
-            line.outer, line.host, line.program = found[2], found[3], found[4]
-            line.program_pid = int(found[5]) if found[5].isascii() and found[5].isdigit() else None
-            return found.end()
-        if found := _PRIORITY.match(text, at):
-            _set_priority(line, found[1])
-            return found.end()
-        if found := _LOGCAT.match(text, at):
-            line.stamp = found[1]
-            return _logcat(line, found, found[5], int(found[2]))
-        if line.outer is None and (found := _UNIX.match(text, at) or _CLOCK.match(text, at)):
-            line.outer = found[1]
-            return found.end()
+    if (head in ("<", "&") or head.isdigit()) and (end := _number_first(line, text, at)) is not None:
+        return end
     if found := _WORDS.match(text, at):
         line.facility, line.level = FACILITIES.index(found[1]), LEVELS[found[2]]
         return found.end()
-    if line.outer is None and line.stamp is None and line.seconds is None:
-        if found := _ISO.match(text, at):
-            # dmesg --time-format iso writes a comma; everybody else a point.
-            if found[2] == ",":
-                line.stamp = found[1]
-            else:
-                line.outer = found[1]
-            return found.end()
-        if found := _SYSLOG.match(text, at):
-            line.outer = found[1]
-            return found.end()
-        if found := _LOGCAT_TIME.match(text, at):
+    undated = line.outer is None and line.stamp is None and line.seconds is None
+    if undated and (end := _date(line, text, at)) is not None:
+        return end
+    return _writer(line, text, at)
+
+
+def _number_first(line: Line, text: str, at: int) -> int | None:
+    """What begins with a number, or with a priority: kmsg, RFC 5424, logcat, seconds."""
+    if line.seq is None and (found := _KMSG.match(text, at)):
+        return _kmsg(line, found)
+    if found := _RFC5424.match(text, at):
+        _set_priority(line, found[1])
+        line.outer, line.host, line.program = found[2], found[3], found[4]
+        line.program_pid = int(found[5]) if found[5].isascii() and found[5].isdigit() else None
+        return found.end()
+    if found := _PRIORITY.match(text, at):
+        _set_priority(line, found[1])
+        return found.end()
+    if found := _LOGCAT.match(text, at):
+        line.stamp = found[1]
+        return _logcat(line, found, found[5], int(found[2]))
+    if line.outer is None and (found := _UNIX.match(text, at) or _CLOCK.match(text, at)):
+        line.outer = found[1]
+        return found.end()
+    return None
+
+
+def _date(line: Line, text: str, at: int) -> int | None:
+    """When, as one of many writes it; or what stands before that: a container's name, a file's."""
+    if found := _ISO.match(text, at):
+        # dmesg --time-format iso writes a comma; everybody else a point.
+        if found[2] == ",":
             line.stamp = found[1]
-            return _logcat(line, found, found[3], int(found[4]))
-        if (found := _COMPOSE.match(text, at)) or ((found := _GREP.match(text, at)) and found.end() > at):
-            return found.end()
+        else:
+            line.outer = found[1]
+        return found.end()
+    if found := _SYSLOG.match(text, at):
+        line.outer = found[1]
+        return found.end()
+    if found := _LOGCAT_TIME.match(text, at):
+        line.stamp = found[1]
+        return _logcat(line, found, found[3], int(found[4]))
+    if (found := _COMPOSE.match(text, at)) or ((found := _GREP.match(text, at)) and found.end() > at):
+        return found.end()
+    return None
+
+
+def _writer(line: Line, text: str, at: int) -> int | None:
+    """Which host and program, or what a vendor's kernel puts there."""
     if line.program is None and line.outer is not None:
         if found := _CRI.match(text, at):
             return found.end()
