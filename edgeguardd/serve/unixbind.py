@@ -87,7 +87,7 @@ class Claim:
 def refuse_second(config: SocketConfig) -> None:
     """Raises ServeError where another process has the place. Changes nothing: for whoever has not begun yet."""
     with _told_as_error(config):
-        if _is_locked(config.path) or _is_live(config.path):
+        if _is_locked(config.path) or (_is_socket(config.path) and _is_live(config.path)):
             raise _taken(config.path)
 
 
@@ -210,6 +210,14 @@ def _is_locked(path: str) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def _is_socket(path: str) -> bool:
+    """Whether one is there; what else may be in the way is told by who claims the place."""
+    try:
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def _unlock(path: str, lock_fd: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from edgeguardd.core.config import SocketConfig
 from edgeguardd.errors import ServeError
-from edgeguardd.serve.unixbind import MAX_PATH_BYTES, Claim, claim, listening_unix
+from edgeguardd.serve.unixbind import MAX_PATH_BYTES, Claim, claim, listening_unix, refuse_second
 from tests.support.subscribers import no_leaked_descriptors, short_dir
 
 # Any user but root, who may write anywhere.
@@ -170,6 +170,32 @@ def test_a_datagram_socket_in_use_is_left_alone(directory: str) -> None:
         owner.bind(path)
         assert "another process listens there" in refusal(path)
     release(claim(SocketConfig(path=path)))
+
+
+@pytest.mark.parametrize("state", ["free", "left", "too long", "a file", "no directory"])
+def test_who_looks_before_it_begins_refuses_only_for_another_process(directory: str, state: str) -> None:
+    """Whatever else is in the way is told by who claims the place; nothing is changed."""
+    path = f"{directory}/{'x' * MAX_PATH_BYTES if state == 'too long' else 'no/s' if state == 'no directory' else 's'}"
+    if state == "left":
+        left_by_a_dead_owner(path)
+    elif state == "a file":
+        with open(path, "w"):
+            pass
+    before = os.listdir(directory)
+    refuse_second(SocketConfig(path=path))
+    assert os.listdir(directory) == before
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_who_looks_before_it_begins_is_told_of_the_first(directory: str, listens: bool) -> None:
+    """By its process, once it listens; while it starts, by its lock alone."""
+    path = f"{directory}/s"
+    claimed = claim(SocketConfig(path=path))
+    if listens:
+        claimed.sock.listen()
+    with pytest.raises(ServeError, match=f"with pid {os.getpid()}; " if listens else "another process listens there; "):
+        refuse_second(SocketConfig(path=path))
+    release(claimed)
 
 
 @pytest.mark.parametrize("what", ["file", "directory", "link"])
