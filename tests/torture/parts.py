@@ -217,8 +217,8 @@ PARTS: dict[str, Part] = {
         lambda options: options.minutes + LAST_ROUND_MINUTES + SPARE_MINUTES,
         "the oracle finds nothing wrong in any round; resident memory does not grow from round to round",
     ),
-    "calls": Part("Every call into the kernel", every_call, lambda _: 10.0, "nothing is left of any call that failed"),
-    "deaths": Part("kill -9 at each order", every_death, lambda _: 4.0, "whole after the next start"),
+    "calls": Part("Every call into the kernel", every_call, lambda _: 11.0, "nothing is left of any call that failed"),
+    "deaths": Part("kill -9 at each order", every_death, lambda _: 3.0, "whole after the next start"),
     "strain": Part(
         "Under pressure itself", strain, lambda _: STRAIN_MINUTES + SPARE_MINUTES, "each kill is told within 1 s"
     ),
