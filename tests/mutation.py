@@ -14,6 +14,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PLACE = os.path.join(ROOT, ".build", "mutation")
 COPIED = ("edgeguardd", "tests", "docs", "packaging", "systemd", "pyproject.toml")
 WANTED = 0.90
+SHOWN = 4000
 # A fault that makes a test hang or die is seen as well as one that makes it fail.
 SEEN = frozenset({"killed", "timeout", "suspicious", "segfault"})
 
@@ -28,7 +29,17 @@ def main() -> int:
         else:
             shutil.copy(os.path.join(ROOT, name), target)
     mutmut = [sys.executable, "-m", "mutmut"]
-    subprocess.run([*mutmut, "run", *sys.argv[1:]], cwd=PLACE, check=True, stdout=subprocess.DEVNULL)
+    ran = subprocess.run(
+        [*mutmut, "run", *sys.argv[1:]],
+        cwd=PLACE,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if ran.returncode:
+        print(f"cannot plant faults: mutmut ended with status {ran.returncode}; it said last:\n{ran.stdout[-SHOWN:]}")
+        return 1
     listed = subprocess.run(
         [*mutmut, "results", "--all", "true"], cwd=PLACE, check=True, capture_output=True, text=True
     )
