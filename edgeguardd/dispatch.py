@@ -177,7 +177,8 @@ class Dispatch:
             case AnnounceLevel():
                 to.subscribers.announce(effect)
                 to.recorder.flush_soon()
-                to.supervision.tell_status()
+                # The command that follows from the level goes first.
+                self._soon(to.supervision.tell_status)
             case SetTimer():
                 to.timers.set(effect.key, effect.at)
             case CancelTimer():

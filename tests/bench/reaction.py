@@ -62,7 +62,10 @@ def built_loop() -> str:
     """The C program's path, compiled when it is new."""
     if not os.path.exists(LOOP) or os.path.getmtime(LOOP) < os.path.getmtime(SOURCE):
         os.makedirs(os.path.dirname(LOOP), exist_ok=True)
-        subprocess.run(["cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", SOURCE, "-o", LOOP], check=True)
+        # Static, so that it runs in a guest with another C library too.
+        subprocess.run(
+            ["cc", "-std=gnu11", "-O2", "-static", "-Wall", "-Wextra", "-Werror", SOURCE, "-o", LOOP], check=True
+        )
     return LOOP
 
 
@@ -86,8 +89,8 @@ def ring(memory: bool) -> Iterator[Ring]:
         shutil.rmtree(directory)
 
 
-def measure(here: Ring, count: int, tell: Tell) -> Series:
-    """`count` crossings each, in turn; then as many with stamps at the stages."""
+def measure(here: Ring, count: int, tell: Tell, *, stages: bool) -> Series:
+    """`count` crossings each, in turn; then, where that is wanted, as many with stamps at the stages."""
     first, second, third = here.grounds
     with contextlib.ExitStack() as stack:
         loop = ToldByLoop([LOOP], here.directory, first)
@@ -102,9 +105,10 @@ def measure(here: Ring, count: int, tell: Tell) -> Series:
             rows.append([each.cross().took_s for each in (loop, bare, told)])
             if number % 50 == 0:
                 tell(f"  crossing {number}: C, asyncio, edgeguardd: {', '.join(ms(took_s) for took_s in rows[-1])}")
-    tell("  once more, with stamps at the stages")
     loop_s, bare_s, daemon_s = (list(column) for column in zip(*rows[WARM_UP:], strict=True))
-    return Series(loop_s, bare_s, daemon_s, staged(here, third, count), told.early)
+    if stages:
+        tell("  once more, with stamps at the stages")
+    return Series(loop_s, bare_s, daemon_s, staged(here, third, count) if stages else {}, told.early)
 
 
 @contextlib.contextmanager
@@ -147,7 +151,7 @@ def _row_of(crossing: Crossing, rows: list[dict[str, int]]) -> dict[str, int] | 
 
 
 def tables(where: str, series: Series) -> list[Table]:
-    """Both tables of one kernel."""
+    """The tables of one kernel."""
 
     def row(who: str, times_s: list[float]) -> list[str]:
         floor_s = series.loop_s
@@ -161,11 +165,11 @@ def tables(where: str, series: Series) -> list[Table]:
     ]
     head = ["who", *SERIES_HEAD, "median against C", "p99 against C"]
     early = f"{series.early} crossings were left out, as a timer found them before the kernel counted."
-    stages = [[words, ms(median(each)), ms(percentile(each, 0.99))] for words, each in series.stages_s.items()]
-    return [
-        Table(f"Reaction, {where}", head, rows, [early]),
-        Table(f"Where edgeguardd's time goes, {where}", ["stage", "median", "p99"], stages),
-    ]
+    found = [Table(f"Reaction, {where}", head, rows, [early])]
+    if series.stages_s:
+        stages = [[words, ms(median(each)), ms(percentile(each, 0.99))] for words, each in series.stages_s.items()]
+        found.append(Table(f"Where edgeguardd's time goes, {where}", ["stage", "median", "p99"], stages))
+    return found
 
 
 def measured(series: Series) -> dict[str, float]:
@@ -178,10 +182,10 @@ def measured(series: Series) -> dict[str, float]:
 
 
 def run(options: list[str], tell: Tell) -> Found:
-    """`memory` or `huge`, and how many crossings."""
-    kind, count = options
+    """`memory` or `huge`, how many crossings, and perhaps `whole`: without the stages."""
+    kind, count, *more = options
     where = f"memory.high on {kernel()}" if kind == "memory" else f"a hugetlb counter on {kernel()}"
     tell(f"reaction: {count} crossings each, {where}")
     with ring(kind == "memory") as here:
-        series = measure(here, int(count), tell)
+        series = measure(here, int(count), tell, stages=not more)
     return Found(tables(where, series), measured(series))

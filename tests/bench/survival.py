@@ -6,8 +6,9 @@ Must not: differ from the demonstration in anything but who takes part. Upstream
 """
 
 import asyncio
+import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from tests.bench.figures import median, ms, percentile
 from tests.bench.probes import Found, Tell, kernel
@@ -17,6 +18,7 @@ from tests.demo.__main__ import prepare, wrong_answers
 from tests.demo.contest import Contestant
 from tests.demo.run import Result, Run
 from tests.demo.timeline import LIMITS, MIB
+from tests.support import oomd
 
 HEAD = [
     *("guard", "requests", "served", "refused in time", "timed out", "lost", "kills", "hangs", "restarts needed"),
@@ -83,25 +85,52 @@ async def compete(seed: int, seconds: float, contestants: Sequence[Contestant], 
     return results
 
 
+@contextlib.asynccontextmanager
+async def of_oomd(setting: oomd.Setting) -> AsyncIterator[None]:
+    """systemd-oomd beside the server; what it does is seen by what becomes of it."""
+    with oomd.guarded_slice(setting):
+        yield
+
+
+def under_systemd() -> list[Contestant]:
+    """Those in a cgroup, and systemd-oomd, in a guest that has it; without the seed article's, to save time."""
+
+    def guard(setting: oomd.Setting) -> Contestant:
+        name = f"systemd-oomd, {setting.words()}"
+        return Contestant(name, "systemd-oomd", beside=lambda *_: of_oomd(setting), below=oomd.SLICE)
+
+    guards = [guard(setting) for setting in (oomd.DEFAULT, oomd.FASTEST)]
+    none, high, _, own = contest.LIMITED
+    return [none, high, *guards, own]
+
+
 def run(options: list[str], tell: Tell) -> Found:
-    """Seed, seconds."""
+    """Seed, seconds; `systemd`: where systemd-oomd is."""
     seed, seconds = int(options[0]), float(options[1])
+    if options[2:]:
+        results = asyncio.run(compete(seed, seconds, under_systemd(), tell))
+        return Found([table("In a cgroup under systemd", seed, results, [note_on(seconds, results)])])
     without = rivals.missing()
     machine = [each for each in contest.ON_A_SMALL_MACHINE if each.name not in without]
     limited = asyncio.run(compete(seed, seconds, contest.LIMITED, tell))
     small = asyncio.run(compete(seed, seconds, machine, tell))
-    wrong = wrong_answers([*limited, *small])
-    high, most = LIMITS.high_bytes // MIB, LIMITS.max_bytes // MIB
-    note = (
-        f"{seconds:.0f} s of load on {kernel()}; memory.high {high} MiB, memory.max {most} MiB, no swap; a request not "
-        f"answered within {load.TIMEOUT_S:.0f} s has timed out. Killed servers are started again at once. A "
-        f"hang: nobody was answered for {load.HANG_S:.0f} s while somebody waited. Answers that differ between runs: "
-        f"{wrong}."
-    )
+    most = LIMITS.max_bytes // MIB
     of_machine = [f"No limits on the server; the machine is filled until {most} MiB are available."]
     if without:
         of_machine.append(f"Not here: {', '.join(without)}; `make setup` fetches them.")
+    note = note_on(seconds, [*limited, *small])
     return Found(
         [table("In a cgroup", seed, limited, [note]), table("On a small machine", seed, small, of_machine)],
         measured(limited),
+    )
+
+
+def note_on(seconds: float, results: Sequence[Result]) -> str:
+    """What all rows have in common."""
+    high, most = LIMITS.high_bytes // MIB, LIMITS.max_bytes // MIB
+    return (
+        f"{seconds:.0f} s of load on {kernel()}; memory.high {high} MiB, memory.max {most} MiB, no swap; a request not "
+        f"answered within {load.TIMEOUT_S:.0f} s has timed out. Killed servers are started again at once. A hang: "
+        f"nobody was answered for {load.HANG_S:.0f} s while somebody waited. Answers that differ between runs: "
+        f"{wrong_answers(list(results))}."
     )

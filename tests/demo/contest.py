@@ -22,13 +22,15 @@ class Room(enum.Enum):
 
 @dataclass(frozen=True)
 class Contestant:
-    """One row. `beside`: what runs outside the server's cgroup; it gets a directory and where to say what it does."""
+    """One row. `beside`: what runs outside the server's cgroup; it gets a directory and where to say what it does.
+    `below`: the cgroup that the server's is made in, when `beside` is there; empty: the root."""
 
     name: str
     about: str
     reaction: str = "bare"
     room: Room = Room.HIGH_AND_MAX
     beside: Callable[[str, Said], AbstractAsyncContextManager[object]] | None = None
+    below: str = ""
 
 
 BARE = Contestant("bare", "the kernel is left to its own means")

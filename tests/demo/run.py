@@ -85,13 +85,13 @@ class Run:
         """Play the whole schedule."""
         for path in (self._stage.weights, self._stage.index):
             model.forget(path)
-        with Cgroup.fresh("demo") as cgroup:
-            self._limit(cgroup)
-            async with contextlib.AsyncExitStack() as stack:
-                if self._contestant.beside is not None:
-                    await stack.enter_async_context(self._contestant.beside(self._stage.directory, self._guard_said))
-                if self._contestant.room is Room.MACHINE:
-                    await stack.enter_async_context(small_machine(LIMITS.max_bytes))
+        async with contextlib.AsyncExitStack() as stack:
+            if self._contestant.beside is not None:
+                await stack.enter_async_context(self._contestant.beside(self._stage.directory, self._guard_said))
+            if self._contestant.room is Room.MACHINE:
+                await stack.enter_async_context(small_machine(LIMITS.max_bytes))
+            with Cgroup.fresh("demo", self._contestant.below) as cgroup:
+                self._limit(cgroup)
                 await self._play(cgroup, requests)
                 self.result.kills = cgroup.counters()["oom_kill"]
                 # Lifted, or a throttled server takes minutes to die.

@@ -27,9 +27,9 @@ class Cgroup:
         os.mkdir(path)
 
     @classmethod
-    def fresh(cls, name: str = "test") -> "Cgroup":
-        """A new cgroup directly under the root, its name taken by nobody else."""
-        return cls(f"{ROOT}/edgeguardd-{name}-{os.getpid()}-{next(_numbers)}")
+    def fresh(cls, name: str = "test", below: str = "") -> "Cgroup":
+        """A new cgroup directly under the root, or below another, its name taken by nobody else."""
+        return cls(os.path.join(ROOT, below, f"edgeguardd-{name}-{os.getpid()}-{next(_numbers)}"))
 
     def __enter__(self) -> "Cgroup":
         return self

@@ -46,7 +46,7 @@ def build(repository: str, suite: str, out: str) -> str:
             ["cp", "--archive", "--parents", "--target-directory", source, *files], cwd=repository, check=True
         )
         version = image.command(["chroot", root, "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
-        _wheels(repository, version.strip(), os.path.join(root, "wheels"))
+        wheels(repository, version.strip(), os.path.join(root, "wheels"))
         environment = ["env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "BUILT_FROM=" + suite]
         environment += ["PIP_NO_INDEX=1", "PIP_FIND_LINKS=/wheels", "LC_ALL=C.UTF-8"]
         image.command(["chroot", root, *environment, "bash", "-c", BUILD])
@@ -56,7 +56,7 @@ def build(repository: str, suite: str, out: str) -> str:
     return kept
 
 
-def _wheels(repository: str, version: str, directory: str) -> None:
+def wheels(repository: str, version: str, directory: str) -> None:
     """What the package has inside and what builds it, for this Python."""
     with open(os.path.join(repository, "pyproject.toml"), "rb") as file:
         project = tomllib.load(file)
