@@ -63,22 +63,22 @@ class Tally:
             self.hangs += 1
 
 
-async def send_all(requests: list[Request], socket_path: str, tally: Tally) -> None:
+async def send_all(requests: list[Request], socket_path: str, tally: Tally, timeout_s: float = TIMEOUT_S) -> None:
     """The whole schedule, from now on; returns when the last request has been answered or given up."""
     started = time.monotonic()
     async with asyncio.TaskGroup() as tasks:
         for request in requests:
             await asyncio.sleep(started + request.at_s - time.monotonic())
-            tasks.create_task(send(request, socket_path, tally))
+            tasks.create_task(send(request, socket_path, tally, timeout_s))
 
 
-async def send(request: Request, socket_path: str, tally: Tally) -> None:
+async def send(request: Request, socket_path: str, tally: Tally, timeout_s: float) -> None:
     """One request from asking to its end."""
     began = time.monotonic()
     tally.begin(began)
     answered = False
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             answer = await exchange(request, socket_path)
         answered = True
         if answer["status"] == "rejected":

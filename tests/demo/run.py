@@ -70,8 +70,11 @@ class Result:
 class Run:
     """One run from an empty cgroup to the last answer."""
 
-    def __init__(self, stage: Stage, contestant: Contestant, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, stage: Stage, contestant: Contestant, tell: Callable[[str], None], timeout_s: float = load.TIMEOUT_S
+    ) -> None:
         self._stage = stage
+        self._timeout_s = timeout_s
         self._contestant = contestant
         self._tell = tell
         self._socket = f"{stage.directory}/server.sock"
@@ -117,7 +120,7 @@ class Run:
             await asyncio.wait_for(ready.wait(), READY_WITHIN_S)
             self._started = time.monotonic()
             tasks.append(asyncio.create_task(self._watch(cgroup)))
-            await load.send_all(requests, self._socket, self.result.tally)
+            await load.send_all(requests, self._socket, self.result.tally, self._timeout_s)
         finally:
             self._over = True
             for task in tasks:
