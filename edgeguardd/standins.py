@@ -1,8 +1,8 @@
-"""Keeps out of the daemon what its libraries import and it never uses: 8 MiB of a budget of 32.
+"""Keeps out of the daemon what its libraries import and it never uses: 7 MiB of a budget of 32.
 
 asyncio and prometheus_client import `ssl` for TLS connections; hashlib takes OpenSSL's digests where it finds them, and
 Python's own where not. prometheus_client imports parts of an HTTP server and of a client for ways to serve and to push
-that are not taken here; structlog imports `rich` for colours where somebody has installed it; asyncinotify asks
+that are not taken here; structlog and msgspec take what somebody may have installed beside them; asyncinotify asks
 ctypes.util where libc is, which runs ldconfig, though the process has it loaded. While the daemon's modules are
 imported, and only then, a module that has every name and can do nothing stands in the place of each, or the name is
 said to be missing. Whoever imports one afterwards gets the real one (docs/adr/0011-no-openssl-in-the-daemon.md).
@@ -21,7 +21,7 @@ from typing import Any
 # Imported for names and classes.
 UNUSED = ("ssl", "http.server", "urllib.error", "urllib.request", "wsgiref.simple_server")
 # Imported where they are, done without where not.
-OPTIONAL = ("rich", "better_exceptions", "typing_extensions")
+OPTIONAL = ("better_exceptions", "typing_extensions")
 # Where Python keeps its own SHA-256: up to 3.11, and from 3.12 on.
 _OWN_DIGESTS = ("_sha256", "_sha2")
 
