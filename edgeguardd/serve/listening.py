@@ -24,6 +24,6 @@ async def listen(protocol: Callable[[], asyncio.Protocol], address: str, port: i
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind((address, port))
         return await loop.create_server(protocol, sock=listener, backlog=backlog)
-    except BaseException:
+    except BaseException:  # raised again: a start that is cancelled leaves no descriptor either
         listener.close()
         raise
