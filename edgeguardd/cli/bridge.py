@@ -28,6 +28,7 @@ MOST_S = 86_400.0
 LEVELS = tuple(level.word for level in Level if level is not Level.NORMAL)
 
 Adder = Callable[..., Any]
+EXIT_STATUS = "Exit status: 0 stopped as asked; 1 it cannot work, a sentence says why; 2 wrong usage or settings."
 
 
 def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -38,7 +39,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         description="Subscribe to edgeguardd in the name of an inference server and carry out what it asks by the "
         "server's own calls, behind a gate that refuses requests when told to. docs/how-to/bridges.md says what each "
         "server can give up and what it needs for that.",
-        epilog="Exit status: 0 stopped as asked; 1 it cannot work, a sentence says why; 2 wrong usage or settings.",
+        epilog=EXIT_STATUS,
     )
     parser.add_argument(
         "--settings",
@@ -130,6 +131,7 @@ def _add_server(servers: Any, name: str, row: catalog.Row) -> None:
         parents=[daemonlink.options(socket=True)],
         help=row.doc,
         description=row.doc,
+        epilog=EXIT_STATUS,
         allow_abbrev=False,
     )
     _add_options(parser, name, row)

@@ -3,7 +3,12 @@
 Must not: import a command. Upstream: nothing. Downstream: parser, reference.
 """
 
+BRIDGES = "edgeguardctl bridge "
 _EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "edgeguardctl": (
+        ("edgeguardctl doctor", "first: whether this machine is fit, and what to do where it is not"),
+        ("edgeguardctl status", "then: what the daemon sees, and who can be asked"),
+    ),
     "edgeguardctl status": (
         ("edgeguardctl status", "levels and figures, and who can be asked, now"),
         ("edgeguardctl status --json", "the same for programs, as /status has it"),
@@ -70,6 +75,8 @@ _EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
 
 def of(program: str) -> tuple[tuple[str, str], ...]:
     """The examples of a command as it is typed, such as "edgeguardctl status": (line, what it is for)."""
+    if program.startswith(BRIDGES):
+        return ((f"{program} --listen http://127.0.0.1:8081", "clients go to port 8081 from now on"),)
     return _EXAMPLES.get(program, ())
 
 

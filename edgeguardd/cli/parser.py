@@ -29,6 +29,10 @@ class Parser(argparse.ArgumentParser):
         shown = [f"  {line}\n      {what}\n" for line, what in examples.of(self.prog)]
         return super().format_help() + ("\nexamples:\n" + "".join(shown) if shown else "")
 
+    def error(self, message: str) -> NoReturn:
+        """As argparse; where it names no remedy itself, where there is one."""
+        super().error(message if "cannot " in message else f"{message}; see {self.prog} --help")
+
     def _refuse(self, unknown: Sequence[str]) -> NoReturn:
         first = unknown[0]
         shown = printable(first, MAX_SHOWN_CHARS)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from edgeguardd.bridges import catalog
 from edgeguardd.cli import edgeguardctl, edgeguardd, examples
 from edgeguardd.cli.edgeguardctl import main
 
@@ -31,6 +32,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         (["oom", "a", "b"], "edgeguardctl oom", "cannot use 'b': it is one argument too many; see edgeguardctl oom"),
         (["audit", "--qqqqqqq"], "edgeguardctl audit", "cannot use '--qqqqqqq': no such option; see --help"),
         (["bridge", "ollama", "--ulr", "x"], "edgeguardctl bridge ollama", "did you mean --url?"),
+        ([], "edgeguardctl", "arguments are required: COMMAND; see edgeguardctl --help"),
         (["stauts"], "edgeguardctl", "cannot use 'stauts': no such command; did you mean status?"),
         (["bridge", "olama"], "edgeguardctl bridge", "cannot use 'olama': no such server; did you mean ollama?"),
         (["status", "\x1b[2J"], "edgeguardctl status", "cannot use '\\x1b[2J': it is one argument too many"),
@@ -55,6 +57,9 @@ def test_every_example_is_one_that_its_command_takes() -> None:
         command = next(part for part in line.split(" | ") if part.startswith("edgeguard"))
         program, *words = shlex.split(command)
         assert callable(parsers[program].parse_args(words).run), line
+    for server in catalog.SERVERS:
+        ((line, _),) = examples.of(f"edgeguardctl bridge {server}")
+        assert callable(parsers["edgeguardctl"].parse_args(shlex.split(line)[1:]).run), line
     for name in edgeguardctl.names():
         assert examples.of(f"edgeguardctl {name}"), name
 
