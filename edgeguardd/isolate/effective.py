@@ -7,7 +7,7 @@ Sources: unit_patch_contexts() in src/core/unit.c, cgroup_context_apply() in src
 from typing import Any
 
 from edgeguardd.core import systemdvalues as values
-from edgeguardd.isolate.settings import ALL_CAPABILITIES
+from edgeguardd.isolate.settingvalues import ALL_CAPABILITIES
 from edgeguardd.isolate.unit import LOADED, Unit, slice_of
 
 INFINITY = "infinity"

@@ -12,7 +12,7 @@ from msgspec import Struct, field, structs
 from edgeguardd.isolate import checked, settings, unitkeys, unittext
 from edgeguardd.isolate import unitnames as names
 from edgeguardd.isolate.commands import IgnoredError, RefusedError
-from edgeguardd.isolate.settings import Place
+from edgeguardd.isolate.settingvalues import Place
 from edgeguardd.isolate.unitfiles import Found, SearchPath, contents, readable
 from edgeguardd.isolate.unittext import Assignment, Remark, UnitText
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from edgeguardd.core import systemdvalues as values
 from edgeguardd.isolate import commands, reports, specifiers, unittext, words
 from edgeguardd.isolate.rules import RULES
-from edgeguardd.isolate.settings import SETTINGS, Place
+from edgeguardd.isolate.settings import SETTINGS
+from edgeguardd.isolate.settingvalues import Place
 from edgeguardd.isolate.unitfiles import SearchPath
 from tests.support.unittree import judged, loaded
 
