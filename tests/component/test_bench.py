@@ -1,15 +1,19 @@
 """The benchmarks' own code, tried small: figures mean nothing here, but each has to come out."""
 
+import contextlib
+import os
 import subprocess
 from collections.abc import Callable
 
 import pytest
 
-from tests.bench import parts, reaction, report
+from tests.bench import parts, probes, reaction, report
 from tests.bench.__main__ import main
+from tests.bench.deadline import TimeUpError, within
 from tests.bench.parts import Part
 from tests.bench.probes import HERE, Found, ProbeError, Tell, probe
 from tests.bench.report import Section, Table
+from tests.support.wait import eventually
 
 
 def tell(_: str) -> None:
@@ -110,3 +114,21 @@ def test_when_the_time_for_all_is_over_no_part_is_begun(
     monkeypatch.setattr(parts, "PARTS", {"endless": part(endless)})
     assert main(["endless", "--no-write", "--minutes", "0"]) == 1
     assert "endless: NOT measured: no time is left" in capsys.readouterr().out
+
+
+def test_what_is_given_up_leaves_nothing_running() -> None:
+    """Neither the measurement nor what it has started, each known by a number that nobody else sleeps for."""
+    seconds = f"1000.{os.getpid()}"
+    with pytest.raises(TimeUpError), within(0.01):
+        probes._here(["sh", "-c", f"sleep {seconds} & sleep {seconds}; true"])
+    eventually(lambda: not sleeping(seconds), what="both have ended")
+
+
+def sleeping(seconds: str) -> list[str]:
+    """The processes that sleep for so long."""
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline") as file:
+            if seconds in file.read().split("\0"):
+                found.append(name)
+    return found
