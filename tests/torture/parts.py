@@ -225,11 +225,11 @@ PARTS: dict[str, Part] = {
     "soak": Part(
         "Soak", soaked, lambda options: options.soak_minutes + 2.0, "eight hours add at most 1 MiB, and no descriptor"
     ),
-    "security": Part("Security", security, lambda _: 5.0, "each enemy is harmless"),
+    "security": Part("Security", security, lambda _: 4.0, "each enemy is harmless"),
     "fuzz": Part(
         "Fuzz",
         fuzz,
-        lambda options: len(PARSERS) * options.fuzz_minutes + 2.0,
+        lambda options: len(PARSERS) * options.fuzz_minutes + 3.0,
         "no crash, and no input that takes long",
     ),
 }
