@@ -129,14 +129,16 @@ def test_restart_under_load_forgets_no_level(load: Load) -> None:
 
 
 def test_upgrade_from_the_previous_build_under_load(load: Load) -> None:
-    """`dpkg -i` of the next version: it is the new one that serves then, with one short gap."""
+    """`dpkg -i` of the next version: it is the new one that serves then, with one short gap, and on the same socket."""
     pid, began = main_pid(), time.monotonic()
+    listens_since = show("ActiveEnterTimestampMonotonic", "edgeguardd.socket")
     before = run("edgeguardd", "--version")
     run("dpkg", "-i", box.package("edgeguardd_[0-9]*.deb"))
     assert main_pid() not in (0, pid)
     after = run("edgeguardd", "--version")
     print(f"{before.strip()} -> {after.strip()}")
     assert after != before
+    assert show("ActiveEnterTimestampMonotonic", "edgeguardd.socket") == listens_since
     judged(load, began, "upgrade")
 
 
