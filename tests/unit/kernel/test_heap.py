@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-SHOW_RESIDENT = """
+RESIDENT = """
 import gc
 from edgeguardd.kernel import heap
 
@@ -13,7 +13,12 @@ def resident_kb():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmRSS:"))
 
-{bound}
+{prepare}
+"""
+
+SHOW_LARGE = (
+    RESIDENT
+    + """
 largest = bytes([1]) * 1_000_000
 del largest
 before, kept, pages = resident_kb(), [], []
@@ -23,6 +28,16 @@ for number in range(40):
 del pages
 print(resident_kb() - before)
 """
+)
+
+SHOW_SMALL = (
+    RESIDENT
+    + """
+before = resident_kb()
+kept = [bytes(100) for _ in range(10_000)]
+print(resident_kb() - before)
+"""
+)
 
 SHOW_COLLECTIONS = """
 import gc
@@ -47,8 +62,15 @@ def said(code: str) -> list[str]:
 
 def test_large_blocks_go_back_to_the_kernel_however_large_the_last_ones_were() -> None:
     """Left to itself, the C library keeps what is freed between blocks that stay, up to the largest ever freed."""
-    bound, unbound = (int(said(SHOW_RESIDENT.format(bound=call))[0]) for call in ("heap.bound()", ""))
+    bound, unbound = (int(said(SHOW_LARGE.format(prepare=call))[0]) for call in ("heap.bound()", ""))
     assert bound < 1024 < unbound
+
+
+def test_a_busy_hour_finds_room_at_hand() -> None:
+    """More than a MiB of small objects takes next to no page that was not touched before memory was locked."""
+    with_room, without = (int(said(SHOW_SMALL.format(prepare=call))[0]) for call in ("heap.settle()", "gc.collect()"))
+    assert with_room < 256
+    assert without > 1024
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python collects in increments, and puts nothing off")
