@@ -71,7 +71,7 @@ soak: setup ## memory and descriptors under an hour of mixed load; SOAK_SECONDS=
 # What the build says on the way goes into its logs; what it says in the end is what there is and what to do with it.
 deb: ## the Debian package, with every library inside: .build/deb/edgeguardd_*.deb
 	@echo "building the package; the log is .build/deb/build.log"
-	@said=$$(packaging/debian/build.sh) || { printf '%s\n' "$$said" >&2; exit 1; }; deb=$$(printf '%s\n' "$$said" | tail -n 1); \
+	@said=$$(packaging/debian/build.sh 2>&1) || { printf '%s\n' "$$said" >&2; exit 1; }; deb=$$(printf '%s\n' "$$said" | tail -n 1); \
 		echo "$$deb: version $$(dpkg-deb --field "$$deb" Version), $$(du -h --apparent-size "$$deb" | cut -f 1)"; \
 		echo "next: sudo apt-get install ./$$deb"
 

@@ -10,6 +10,7 @@ from tests.support.running import REPOSITORY
 
 BUILD = """#!/bin/sh
 echo "N: some hint of lintian's"
+echo "running with root privileges is not recommended!" >&2
 {build}
 """
 # A package of nothing, as dpkg-deb makes it.
