@@ -1,0 +1,112 @@
+"""The commands of one target: their numbers, their timers, their one end, and whether memory came back."""
+
+import pytest
+
+from edgeguardd.core.commands import EFFECT_SHARE, VERIFY_S, Commands, Numbers, Outstanding
+from edgeguardd.core.effects import CancelTimer, CommandEnded, Deliver, Effect, Note, Refuse, SetTimer
+from edgeguardd.core.events import AckReceived
+from edgeguardd.core.ladder import Situation
+from edgeguardd.core.model import AckStatus, Action, Level, Outcome, Parameters
+
+TRIM = Parameters(release_bytes=100, needed_target_bytes=900)
+PRESSED = Situation(now=10.0, level=Level.HIGH, reason="usage", pressing=True, needed_bytes=1000)
+
+
+def sent(action: Action = Action.TRIM_KV_CACHE, parameters: Parameters = TRIM) -> tuple[Commands, Outstanding]:
+    """One command on its way to server 1."""
+    commands = Commands("llm", Numbers(last=6))
+    commands.send(1, action, parameters, 5.0, PRESSED, [])
+    return commands, commands.outstanding[7]
+
+
+def test_numbers_are_given_one_after_another() -> None:
+    """None is left out: a reader of a log looks for what is missing."""
+    numbers = Numbers(last=6)
+    assert [numbers.next(), numbers.next()] == [7, 8]
+
+
+def test_what_is_sent_is_told_with_a_deadline() -> None:
+    """To a server that is there; one that is expected back (below 0) is told later, and counts as untold until then."""
+    out: list[Effect] = []
+    commands = Commands("llm", Numbers())
+    commands.send(1, Action.TRIM_KV_CACHE, TRIM, 5.0, PRESSED, out)
+    commands.send(-1, Action.TRIM_KV_CACHE, TRIM, 5.0, PRESSED, out)
+    here, away = commands.outstanding.values()
+    assert (here.told, away.told) == (True, False)
+    assert out == [
+        Deliver(1, here.command),
+        SetTimer("deadline:1:llm", 15.0),
+        SetTimer("deadline:2:llm", 15.0),
+    ]
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_after_a_restart_its_timers_run_again(done: bool) -> None:
+    """The deadline, and the look at memory where it had been begun."""
+    commands, one = sent()
+    one.done = done
+    out: list[Effect] = []
+    commands.resume(one, 42.0, out)
+    looked: list[Effect] = [SetTimer("verify:7:llm", 42.0)]
+    assert out == [SetTimer("deadline:7:llm", 15.0), *(looked if done else [])]
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_command_ends_once_with_its_timers(done: bool) -> None:
+    """What is told of it: whose, which, how long, what it claimed and what was measured."""
+    commands, one = sent()
+    one.done, one.claimed_bytes, one.message = done, 90, "as far as it goes"
+    later = Situation(now=12.5, level=Level.HIGH, reason="usage", pressing=True, needed_bytes=940)
+    out: list[Effect] = []
+    commands.end(one, Outcome.DONE, later, out)
+    looked: list[Effect] = [CancelTimer("verify:7:llm")]
+    ended = CommandEnded(1, 7, "llm", Action.TRIM_KV_CACHE, Outcome.DONE, 2.5, 90, 60, "as far as it goes")
+    assert out == [CancelTimer("deadline:7:llm"), *(looked if done else []), ended]
+    assert commands.outstanding == {}
+
+
+def test_an_answer_that_comes_too_late_is_noted_and_one_to_nothing_is_refused() -> None:
+    """With all that there is to say of it."""
+    commands, one = sent()
+    commands.end(one, Outcome.EXPIRED, PRESSED, [])
+    out: list[Effect] = []
+    assert commands.answered(AckReceived(1, 7, AckStatus.DONE, None, None), out) is None
+    assert commands.answered(AckReceived(1, 99, AckStatus.DONE, None, None), out) is None
+    text = "cannot take the ack of seq 99: no such command is outstanding for you"
+    assert out == [
+        Note("info", "late_ack", {"target": "llm", "subscriber": 1, "seq": 7, "status": "done"}),
+        Refuse(1, "unknown_seq", text),
+    ]
+
+
+def test_memory_gets_some_time_to_show_what_was_done() -> None:
+    """Counted from the answer."""
+    commands, one = sent()
+    out: list[Effect] = []
+    assert not commands.verify(one, AckReceived(1, 7, AckStatus.DONE, None, 100), PRESSED, out)
+    assert out == [SetTimer("verify:7:llm", PRESSED.now + VERIFY_S)]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "freed_bytes", "pressing", "helped"),
+    [
+        (TRIM, int(EFFECT_SHARE * 100), True, True),
+        (TRIM, int(EFFECT_SHARE * 100) - 1, True, False),
+        (TRIM, 0, False, True),
+        (Parameters(), 0, True, True),
+    ],
+    ids=["enough", "too little", "below the marks", "nothing was asked"],
+)
+def test_a_trim_has_helped_when_a_share_of_it_came(
+    parameters: Parameters, freed_bytes: int, pressing: bool, helped: bool
+) -> None:
+    """Or nothing presses any more, or no figure was asked for."""
+    _, one = sent(parameters=parameters)
+    at = Situation(now=11.0, level=Level.HIGH, reason="usage", pressing=pressing, needed_bytes=1000 - freed_bytes)
+    assert one.helped(at) is helped
+
+
+def test_what_is_no_trim_has_always_helped() -> None:
+    """Nothing of it can be measured."""
+    _, one = sent(Action.REDUCE_BATCH, Parameters(max_batch_ratio=0.5))
+    assert one.helped(PRESSED)
