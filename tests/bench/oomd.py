@@ -52,6 +52,7 @@ def run(options: list[str], tell: Tell) -> Found:
     count = int(options[0])
     with open(FILE, "wb") as file:
         file.write(os.urandom(1 << 20) * (FILE_BYTES >> 20))
+        os.fsync(file.fileno())
     rows = []
     for setting, times in ((FASTEST, count), (DEFAULT, max(1, count // 5))):
         tell(f"oomd: {setting.words()}, {times} times")
