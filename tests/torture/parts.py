@@ -27,8 +27,8 @@ from tests.torture import calls, deaths, enemies, guest, report, soak
 
 SEED = 1
 ROUNDS = 160
-MINUTES = 10.0
-SOAK_MINUTES = 11.0
+MINUTES = 8.0
+SOAK_MINUTES = 15.0
 # Of each call: ENOMEM, and EMFILE where it takes a descriptor, else one that the seed draws.
 ERRORS = 2
 FUZZ_MINUTES = 0.5

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.wait import eventually
 from tests.torture import bounded
-from tests.torture.__main__ import STAGES, run
+from tests.torture.__main__ import DEADLINE_MINUTES, STAGES, run
 from tests.torture.parts import PARTS, parser
 
 TELL = 'import json, sys; json.dump({"right": True, "section": "### Told"}, open(sys.argv[-1], "w"))'
@@ -85,9 +85,10 @@ def test_a_deadline_that_has_passed_begins_nothing_that_lasts() -> None:
 
 
 def test_every_part_has_its_place_in_the_stages() -> None:
-    """Once; and all limits together, lanes beside each other, stay below three quarters of an hour."""
+    """Once; and what each may take fits into the time for all of them, but for what a busy machine needs more."""
     placed = [name for stage in STAGES for lane in stage for name in lane]
     assert sorted(placed) == sorted(PARTS)
     defaults = parser("").parse_args([])
     minutes = [max(sum(PARTS[name].limit_minutes(defaults) for name in lane) for lane in stage) for stage in STAGES]
-    assert sum(minutes) <= 45.0, minutes
+    assert DEADLINE_MINUTES + bounded.GRACE_S / 60 < 42
+    assert sum(minutes) < 1.2 * DEADLINE_MINUTES
