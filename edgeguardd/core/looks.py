@@ -14,8 +14,6 @@ FAR_FACTOR = 4.0
 FAR_TIMES = 2
 # As fast as a server that computes what it writes fills memory; a program that only writes is some ten times faster.
 FILL_BYTES_PER_S = 256 << 20
-# No more often than this, however near: every 0.1 s by default, as earlyoom at its fastest.
-MOST_TIMES = 10
 
 
 def interval_s(config: MachineConfig, sample: MachineSample | None) -> float:
@@ -27,10 +25,7 @@ def interval_s(config: MachineConfig, sample: MachineSample | None) -> float:
     if sample.available_bytes < NEAR_FACTOR * first_bytes:
         usual_s /= NEAR_TIMES
     elif sample.available_bytes > FAR_FACTOR * first_bytes and not config.devices:
-        usual_s *= FAR_TIMES
-    marks = (first_bytes, config.high_ratio * sample.total_bytes)
-    above = [sample.available_bytes - mark for mark in marks if sample.available_bytes > mark]
-    if not above:
-        # What is left to cross is the last mark, and everybody is being asked already.
-        return usual_s
-    return max(config.sample_s / MOST_TIMES, min(usual_s, min(above) / FILL_BYTES_PER_S))
+        # On a small machine even so far a mark is not.
+        reached_s = (sample.available_bytes - first_bytes) / FILL_BYTES_PER_S
+        usual_s = max(usual_s, min(usual_s * FAR_TIMES, reached_s))
+    return usual_s
