@@ -36,6 +36,7 @@ from edgeguardd.metrics import Metrics
 from edgeguardd.oomreports import OomCollector, OomReports
 from edgeguardd.pages import Pages
 from edgeguardd.peerevents import PeerEvents
+from edgeguardd.readfirst import ReadFirst
 from edgeguardd.recorder import Recorder
 from edgeguardd.remembered import RememberedRecords
 from edgeguardd.selfmetrics import sources
@@ -107,8 +108,9 @@ class Daemon:
         state = RememberedRecords(config.state_directory, _partly_blind, self.lock.require)
         self.relief = Relief(root, state, emit, loop.time)
         self.last_resorts = LastResorts(root, loop, emit, loop.time, state)
-        self.machine = Machine(config.machine, loop, emit, on_fault=_partly_blind)
         self.targets = Targets(root, loop, emit, max_targets=config.max_targets, on_fault=_partly_blind)
+        targets_first = ReadFirst(self.engine, self.targets, emit, loop.time)
+        self.machine = Machine(config.machine, loop, targets_first.emit, on_fault=_partly_blind)
         self.oom = OomReports(loop, state, self._paths, _partly_blind, enabled=config.kernel_log.enabled)
         self.scores = oomscores.keeper(loop)
         self.delays = DelayCounters(config.delays, loop, lambda: _directories(root, self._paths()))

@@ -263,8 +263,8 @@ MACHINE = Section(
             "sample",
             "sample_s",
             duration(60.0, 0.1),
-            "How often the machine is read; four times as often below twice the share of elevated, half as often above "
-            "four times that share where no device is read.",
+            "How often the machine is read; four times as often below twice the share of elevated, up to ten times "
+            "within 64 MiB above a mark, half as often above four times that share where no device is read.",
         ),
     ),
 )

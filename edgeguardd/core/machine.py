@@ -3,6 +3,7 @@
 Must not: choose who gives (engine does by priority), read a clock. Upstream: config, model. Downstream: engine, status.
 """
 
+import copy
 from collections.abc import Iterator
 
 from msgspec import Struct
@@ -49,6 +50,13 @@ def observe(gauge: MachineGauge, config: MachineConfig, sample: MachineSample, n
         gauge.level = Level(gauge.level - 1)
         gauge.undercut_since = gauge.level_at = now
         gauge.reason = f"above the mark for {DWELL_S:g} s: {reason}"
+
+
+def rises(gauge: MachineGauge, config: MachineConfig, sample: MachineSample, now: float) -> bool:
+    """Whether this sample will raise the level. The gauge stays as it is."""
+    after = copy.copy(gauge)
+    observe(after, config, sample, now)
+    return after.level > gauge.level
 
 
 def _calls(

@@ -12,7 +12,7 @@ telling. Downstream: roster, targets.
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from edgeguardd.core.events import (
     CgroupAppeared,
@@ -95,6 +95,13 @@ class Sampler:
         """Read and tell at once."""
         if target.attached:
             self._sample(target, {})
+
+    def sample_older(self, targets: Iterable[Guarded], than: float) -> None:
+        """Read and tell at once of those whose figures were read before this time; what they share is read once."""
+        readings: Round = {}
+        for target in targets:
+            if target.attached and (target.sampled_at is None or target.sampled_at < than):
+                self._sample(target, readings)
 
     def set_interval(self, target: Guarded, interval_s: float) -> None:
         """Sample at this interval from now on; a shorter one counts from the last timed sample."""

@@ -199,6 +199,11 @@ class Targets:
         if target is not None:
             self._sampler.sample_now(target)
 
+    def sample_older(self, than: float) -> None:
+        """Sample at once whatever was last read before this time."""
+        # What is told may end a target.
+        self._sampler.sample_older(list(self._roster.targets.values()), than)
+
     def status(self, now: float | None = None) -> dict[str, TargetStatus]:
         """Name -> row, for status and metrics."""
         at = self._loop.time() if now is None else now

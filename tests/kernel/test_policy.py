@@ -22,6 +22,13 @@ def guarding(cgroup: Cgroup, more: str = "", **keys: str) -> str:
     return f'[[target]]\nname = "llm"\npath = "{cgroup.below_root}"\n{rows}{more}'
 
 
+def machine_bytes() -> tuple[int, int]:
+    """RAM in all, and what is available of it."""
+    with open("/proc/meminfo") as file:
+        kb = {key: int(rest.split()[0]) for key, _, rest in (line.partition(":") for line in file)}
+    return kb["MemTotal"] * 1024, kb["MemAvailable"] * 1024
+
+
 @contextmanager
 def server(daemon: Daemon, target: str = "llm", ack: str | None = "done", **hello: Any) -> Iterator[Subscriber]:
     """A subscribed server that answers every command in the same way."""
@@ -77,6 +84,29 @@ def test_mapped_weights_being_evicted_are_told_before_any_oom(
         (row,) = daemon.status()["targets"]
         print(f"told: {raised['level']}: {raised['reason']}; evicted {row['evicted_bytes'] / MIB:.0f} MiB")
         assert daemon.metric("edgeguardd_target_refaulted_bytes_per_second", target="llm") is not None
+
+
+@pytest.mark.cost(5)
+def test_growth_nobody_has_read_is_asked_for_as_the_machine_crosses_its_mark(
+    cgroup: Cgroup, hog: Hog, run_dir: str
+) -> None:
+    """A server without a limit, looked at once a minute, fills the machine: asked for what it has by then, at once."""
+    total, available = machine_bytes()
+    share = (available - 96 * MIB) / total
+    if share >= 0.9:
+        pytest.skip("more of this machine is available than its marks can be set to")
+    marks = "".join(
+        f'{level} = "{share / part:.3%}"\n' for level, part in (("elevated", 1), ("high", 2), ("critical", 4))
+    )
+    rare = f"repeat = 600\n[sampling]\nslow = 60\n[machine]\n{marks}"
+    with Daemon(run_dir, guarding(cgroup, rare)) as daemon, server(daemon, ack="accepted") as subscriber:
+        assert daemon.status()["machine"]["level"] == "normal"
+        hog.grow(128 * MIB)
+        command = subscriber.wait_for("command", action="trim_kv_cache")
+        assert command["parameters"]["release_bytes"] > 0
+        # A Python process that holds nothing takes some 10 MiB.
+        (row,) = daemon.status()["targets"]
+        assert row["needed_bytes"] > 32 * MIB
 
 
 @pytest.mark.cost(15)

@@ -4,7 +4,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeguardd.core.config import Policy
+from edgeguardd.core import machine as machines
+from edgeguardd.core.config import MachineConfig, Policy
 from edgeguardd.core.effects import AnswerAdmit, CommandEnded, Deliver
 from edgeguardd.core.engine import Engine
 from edgeguardd.core.events import (
@@ -205,3 +206,17 @@ def test_an_engine_without_targets_ignores_everything() -> None:
     engine = Engine()
     assert engine.handle(SampleTaken(Sample("llm", (usage(),))), 1.0) == []
     assert engine.handle(CgroupVanished("llm"), 2.0) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 8000), st.integers(0, 10**7), st.floats(0, 8)), max_size=30))
+def test_a_rise_of_the_machine_is_foreseen(looks: list[tuple[int, int, float]]) -> None:
+    """Exactly where the same sample then raises the level, and foreseeing changes nothing."""
+    gauge, config, now, stalled_us = machines.MachineGauge(), MachineConfig(), 0.0, 0
+    for available_mib, some_us, wait_s in looks:
+        now, stalled_us = now + wait_s, stalled_us + some_us
+        sample = MachineSample(8000 << 20, available_mib << 20, psi_some_us=stalled_us)
+        before, was = msgspec.json.encode(gauge), gauge.level
+        foreseen = machines.rises(gauge, config, sample, now)
+        assert msgspec.json.encode(gauge) == before
+        machines.observe(gauge, config, sample, now)
+        assert foreseen == (gauge.level > was)

@@ -36,7 +36,30 @@ def test_above_four_times_the_first_mark_it_is_read_half_as_often() -> None:
     assert looks.interval_s(with_device, sample) == 1.0
 
 
+def test_a_mark_that_is_reached_sooner_is_looked_at_sooner() -> None:
+    """In as much time as a server takes for what is left above the mark, but not more than ten times a second."""
+    assert after(1228.8 + 32) == pytest.approx(32 / 256, rel=1e-3)
+    assert after(1228.8 + 1) == 0.1
+
+
+def test_a_small_machine_is_looked_at_sooner_only_at_its_mark() -> None:
+    """Four times the mark are near where that is little: within 64 MiB above the mark, and not before."""
+    small = MachineConfig(elevated_ratio=0.02, high_ratio=0.01, critical_ratio=0.005)
+    near, before = (MachineSample(512 * MIB, int(mib * MIB), None, None, None, ()) for mib in (10.24 + 32, 10.24 + 65))
+    assert looks.interval_s(small, near) == pytest.approx(32 / 256)
+    assert looks.interval_s(small, before) == 1.0
+
+
+def test_below_a_mark_the_next_one_counts() -> None:
+    """Between the first and the second mark too; below both it stays at four times a second."""
+    assert after(1228) == 0.25
+    assert after(655.4 + 32) == pytest.approx(32 / 256, rel=1e-2)
+    assert after(600) == 0.25
+
+
 def test_a_small_machine_at_rest_is_read_once_a_second() -> None:
-    """Half a GiB, two thirds of it available: a server takes little more than a second to fill that."""
+    """Half a GiB, two thirds of it available: a server takes little more than a second to fill that. A quarter too."""
+    smaller = MachineSample(256 * MIB, 200 * MIB, None, None, None, ())
+    assert looks.interval_s(CONFIG, smaller) == 1.0
     sample = MachineSample(512 * MIB, 341 * MIB, None, None, None, ())
     assert 1.0 <= looks.interval_s(CONFIG, sample) < 1.1
