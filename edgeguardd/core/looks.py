@@ -14,7 +14,7 @@ FAR_FACTOR = 4.0
 FAR_TIMES = 2
 # As fast as a server that computes what it writes fills memory; a program that only writes is some ten times faster.
 FILL_BYTES_PER_S = 256 << 20
-# So near above a mark the time to fill what is left counts: 64 MiB take the time between two of the four looks a second.
+# So near above a mark the time to fill what is left counts: 64 MiB take a quarter of a second.
 # Not from farther away, or a small machine at rest would be looked at more than once a second.
 AT_MARK_BYTES = FILL_BYTES_PER_S // NEAR_TIMES
 # No more often than this, however near: every 0.1 s by default, as earlyoom at its fastest.
