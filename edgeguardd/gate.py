@@ -191,12 +191,27 @@ class Gate:
 
 
 def _question(request: Request) -> Question:
-    """Raises BadQuestion. In a path that a client's own follows, the query is the client's and not looked at."""
-    below = request.path.removeprefix(ROOT).strip("/")
-    if below:
-        mode, _, rest = below.partition("/")
-        target = unquote(rest.partition("/")[0])
-        return Question(_mode(mode), None if target in ("", ANY_TARGET) else target)
+    """Raises BadQuestion."""
+    below = request.path.removeprefix(ROOT)
+    return _in_path(below) if below else _in_query(request)
+
+
+def _in_path(below: str) -> Question:
+    """/MODE/TARGET, both said: a proxy's variable that is not set must not become a question about something else.
+
+    What follows is the client's own path, and the query is the client's as well: neither is looked at.
+    """
+    mode, _, rest = below.removeprefix("/").partition("/")
+    target = unquote(rest.partition("/")[0])
+    if not mode or not target:
+        what = "target" if mode else "mode"
+        raise BadQuestion(
+            f"cannot answer: the path names no {what}; write {ROOT}/MODE/TARGET, with {ANY_TARGET} for all targets"
+        )
+    return Question(_mode(mode), None if target == ANY_TARGET else target)
+
+
+def _in_query(request: Request) -> Question:
     try:
         pairs = parse_qsl(request.query, keep_blank_values=True, max_num_fields=MAX_FIELDS)
     except ValueError:

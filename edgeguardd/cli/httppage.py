@@ -66,7 +66,8 @@ a body is not looked at, since a sub-request is often made like the request that
 | `tokens` | the same in tokens, weighed by the `bytes_per_token` that the server has reported | its size is not \
 known |
 
-In the second form, for proxies that append the client's own path and query, nothing after TARGET counts.
+In the second form, for proxies that append the client's own path and query, nothing after TARGET counts. MODE and
+TARGET are both said: an empty one, as a proxy's unset variable leaves it, is a wrong question.
 
 | Mode | Yes | No |
 |---|---|---|
@@ -80,7 +81,8 @@ A no has `Retry-After`, in whole seconds, and an error as OpenAI's API has it:
 {"error": {"message": "…", "type": "overloaded_error", "param": null, "code": "memory_pressure"}}
 ```
 
-A question that is wrong (an unknown mode or target, a size that is no number) is answered 400, and said in the log.
+A question that is wrong (an unknown mode or target, a path without them, a size that is no number) is answered 400, and
+said in the log.
 
 **What is reserved.** Without a size: nothing; the answer is what the ladder says now. With a size: if that many bytes
 fit below the critical mark, beside what has been granted to others, they are kept for this request, for `[gate] hold`

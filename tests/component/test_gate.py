@@ -115,12 +115,20 @@ def test_each_proxy_is_answered_as_it_understands(daemon: Daemon, llm: FakeCgrou
     """Below critical a yes without content; at critical a refusal with Retry-After and an error as OpenAI has it."""
     closed = len(daemon.facts("gate_closed"))
     for mode, (granted, _) in STATUSES.items():
-        for path in (f"/admit?mode={mode}", f"/admit/{mode}", f"/admit/{mode}/llm/v1/chat/completions?target=x&mode=y"):
+        for path in (
+            f"/admit?mode={mode}",
+            f"/admit/{mode}/-",
+            f"/admit/{mode}/llm/v1/chat/completions?target=x&mode=y",
+        ):
             answer = ask(daemon, path)
             assert (answer.status, answer.body, answer.headers.get("retry-after")) == (granted, b"", None)
     close_gate(daemon, llm)
     for mode, (_, refused) in STATUSES.items():
-        for path in (f"/admit?mode={mode}", f"/admit/{mode}", f"/admit/{mode}/llm/v1/chat/completions?target=x&mode=y"):
+        for path in (
+            f"/admit?mode={mode}",
+            f"/admit/{mode}/-",
+            f"/admit/{mode}/llm/v1/chat/completions?target=x&mode=y",
+        ):
             answer = ask(daemon, path)
             assert answer.status == refused
             assert int(answer.headers["retry-after"]) >= 1
@@ -153,6 +161,12 @@ def test_any_method_is_answered_and_a_body_is_not_waited_for(daemon: Daemon, met
         ("/admit/apache/llm", "there are nginx"),
         ("/admit?target=other", "no target other"),
         ("/admit/nginx/other", "no target other"),
+        ("/admit/", "the path names no mode; write /admit/MODE/TARGET, with - for all targets"),
+        ("/admit//", "the path names no mode"),
+        ("/admit//llm", "the path names no mode"),
+        ("/admit/nginx", "the path names no target; write /admit/MODE/TARGET, with - for all targets"),
+        ("/admit/nginx/", "the path names no target"),
+        ("/admit/envoy//v1/models", "the path names no target"),
         ("/admit?bytes=-1&target=llm", "cannot read bytes"),
         ("/admit?bytes=1e9&target=llm", "cannot read bytes"),
         ("/admit?tokens=" + "9" * 30 + "&target=llm", "cannot read tokens"),
