@@ -38,7 +38,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     )
     option = parser.add_argument
     option("model", metavar="MODEL", nargs="?", help="the .gguf file; of a split one its first part")
-    option("--ram", metavar="SIZE", type=_size, help="RAM of the box; without it, this machine's")
+    option("--ram", metavar="SIZE", type=_ram, help="RAM of the box; without it, this machine's")
     option(
         "--others",
         metavar="SIZE",
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         if kind not in CACHE_TYPES:
             raise ConfigError([f"cannot size a cache of type {kind!r}: write one of {', '.join(CACHE_TYPES)}"])
     memory = _meminfo()
-    ram = args.ram or memory["MemTotal"]
+    ram = memory["MemTotal"] if args.ram is None else args.ram
     others = args.others
     if others is None:
         others = max(0, memory["MemTotal"] - memory["MemAvailable"] - _held(args.measured))
@@ -171,6 +171,13 @@ def _size(word: str) -> int:
     size = systemdvalues.size(word)
     if size is None or not 0 <= size < _MAX_BYTES:
         raise argparse.ArgumentTypeError(f"cannot use {word!r}: write bytes, or a number with K, M, G or T such as 8G")
+    return size
+
+
+def _ram(word: str) -> int:
+    size = _size(word)
+    if size == 0:
+        raise argparse.ArgumentTypeError(f"cannot use {word!r}: a box has some RAM; leave it out for this machine's")
     return size
 
 

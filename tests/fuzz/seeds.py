@@ -12,7 +12,7 @@ from collections.abc import Callable
 from edgeguardd.core.config import Config
 from edgeguardd.core.configtext import render
 from tests.fuzz.mutate import client_lines, server_lines
-from tests.support.ggufs import LLAMA, header
+from tests.support.ggufs import LLAMA, header, tensor
 from tests.support.recordings import Taped
 from tests.support.running import REPOSITORY
 from tests.support.script import commands
@@ -62,7 +62,8 @@ def _tapes() -> list[bytes]:
 
 
 def _headers() -> list[bytes]:
-    return [header(LLAMA), header({**LLAMA, "llama.attention.head_count_kv": (8,) * 32, "a": ["b"]})]
+    layers = {**LLAMA, "llama.attention.head_count_kv": (8,) * 32, "a": ["b"]}
+    return [header(LLAMA), header(layers), header(LLAMA, tensor(0, (32,), 8), tensor(64, (4, 2), 0)) + bytes(128)]
 
 
 _FIRST: dict[str, Callable[[], list[bytes]]] = {

@@ -26,9 +26,20 @@ def text(word: str) -> bytes:
     return struct.pack("<Q", len(data)) + data
 
 
-def header(keys: Mapping[str, object], *, version: int = 3, count: int | None = None) -> bytes:
-    """A whole header: numbers as u32, texts, tuples as arrays of u32, lists as arrays of texts, bytes as they are."""
-    parts = [b"GGUF", struct.pack("<IQQ", version, 0, len(keys) if count is None else count)]
+def tensor(offset: int, dimensions: tuple[int, ...], kind: int) -> bytes:
+    """A row of the table of tensors."""
+    return text("t") + struct.pack(f"<I{len(dimensions)}QIQ", len(dimensions), *dimensions, kind, offset)
+
+
+def header(
+    keys: Mapping[str, object], *tensors: bytes, version: int = 3, count: int | None = None, claimed: int | None = None
+) -> bytes:
+    """A whole header: numbers as u32, texts, tuples as arrays of u32, lists as arrays of texts, bytes as they are.
+
+    Then the table of tensors. `count`, `claimed`: what it says of keys and tensors, if not what there is.
+    """
+    tables = len(tensors) if claimed is None else claimed
+    parts = [b"GGUF", struct.pack("<IQQ", version, tables, len(keys) if count is None else count)]
     for key, value in keys.items():
         parts.append(text(key))
         match value:
@@ -42,7 +53,7 @@ def header(keys: Mapping[str, object], *, version: int = 3, count: int | None = 
                 parts.append(value)
             case _:
                 parts.append(struct.pack("<II", 4, value))
-    return b"".join(parts)
+    return b"".join([*parts, *tensors])
 
 
 def model(folder: Path, keys: Mapping[str, object] = LLAMA, size: int = 4 * GIB) -> str:

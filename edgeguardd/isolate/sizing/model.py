@@ -27,6 +27,8 @@ CACHE_TYPES = {
 _MAX_LAYERS = 4096
 _MAX_FIGURE = 1 << 24
 _MAX_FILES = 1000
+# Keys of what models without attention have instead (Mamba, RWKV); gguf/constants.py of gguf-py.
+_RECURRENT = ("ssm.", "wkv.")
 _ARCHITECTURE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
@@ -58,10 +60,9 @@ def load(path: str) -> Model:
     if not isinstance(architecture, str) or not _ARCHITECTURE.fullmatch(architecture):
         raise GgufError(f"cannot size {path}: its header names no architecture; is it a model?")
     own = _Keys(path, found, architecture)
-    layers = own.number("block_count", _MAX_LAYERS)
-    heads = own.each("attention.head_count", layers)
-    kv_heads = own.each("attention.head_count_kv", layers, heads)
-    embedding = own.number("embedding_length", _MAX_FIGURE)
+    layers = own.number("block_count", _MAX_LAYERS, least=1)
+    heads, kv_heads = own.heads(layers)
+    embedding = own.number("embedding_length", _MAX_FIGURE, least=1)
     usual = embedding // max(*heads, 1)
     name = found.get("general.name")
     window = own.number("attention.sliding_window", _MAX_FIGURE, 0)
@@ -69,7 +70,7 @@ def load(path: str) -> Model:
         name=name if isinstance(name, str) and name else os.path.basename(path),
         architecture=architecture,
         file_bytes=_file_bytes(path, found),
-        context_length=own.number("context_length", 1 << 40),
+        context_length=own.number("context_length", 1 << 40, least=1),
         embedding_length=embedding,
         kv_heads=kv_heads,
         key_length=own.number("attention.key_length", _MAX_FIGURE, usual),
@@ -87,24 +88,35 @@ class _Keys:
         self._found = found
         self._architecture = architecture
 
-    def number(self, key: str, limit: int, default: int | None = None) -> int:
-        """One number from 0 to limit."""
+    def number(self, key: str, limit: int, default: int | None = None, least: int = 0) -> int:
+        """One number from least to limit."""
         value = self._found.get(f"{self._architecture}.{key}", default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= limit:
             raise self._fault(key, "missing" if value is None else "no plain number, or out of bounds")
         return value
 
-    def each(self, key: str, layers: int, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
+    def heads(self, layers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Heads and KV heads of each layer. Only recurrent models have layers without attention, and say 0."""
+        heads = self._each("attention.head_count", layers)
+        kv_heads = self._each("attention.head_count_kv", layers, heads)
+        recurrent = any(
+            key.startswith(tuple(f"{self._architecture}.{one}" for one in _RECURRENT)) for key in self._found
+        )
+        if any(own < kv for own, kv in zip(heads, kv_heads, strict=True)) or (not any(heads) and not recurrent):
+            raise self._fault("attention.head_count", "less than its KV heads" if any(kv_heads) else "0")
+        return heads, kv_heads
+
+    def _each(self, key: str, layers: int, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
         """One number a layer: written once for all, or as an array."""
         value = self._found.get(f"{self._architecture}.{key}")
         if value is None and default is not None:
             return default
-        values = value if isinstance(value, tuple) else (value,) * max(layers, 1)
+        values = value if isinstance(value, tuple) else (value,) * layers
         if len(values) < layers or not all(
             isinstance(one, int) and not isinstance(one, bool) and 0 <= one <= _MAX_FIGURE for one in values
         ):
             raise self._fault(key, "missing" if value is None else "not one plain number a layer")
-        return tuple(int(one) for one in values if isinstance(one, int))[: max(layers, 1)]
+        return tuple(int(one) for one in values if isinstance(one, int))[:layers]
 
     def _fault(self, key: str, what: str) -> GgufError:
         return GgufError(
@@ -127,6 +139,9 @@ def _file_bytes(path: str, found: Mapping[str, Value]) -> int:
             total += os.stat(part).st_size
         except OSError as error:
             raise GgufError(f"cannot size {path}: part {part}: {error.strerror}; get all {parts} parts") from None
+        if number != int(name[2]):
+            # Each has a table of its own tensors.
+            read(part)
     return total
 
 

@@ -1,5 +1,6 @@
 """Headers of GGUF files: good ones, hostile ones, cut ones; and the arithmetic that stands on them."""
 
+import os
 import re
 import struct
 from pathlib import Path
@@ -12,7 +13,7 @@ from edgeguardd.cli import edgeguardctl
 from edgeguardd.isolate.sizing.advice import MIB, SizingError, Wish, advise
 from edgeguardd.isolate.sizing.gguf import GgufError, read
 from edgeguardd.isolate.sizing.model import load
-from tests.support.ggufs import GIB, LLAMA, header, model
+from tests.support.ggufs import GIB, LLAMA, header, model, tensor
 
 
 def test_a_cache_is_layers_times_heads_times_lengths(tmp_path: Path) -> None:
@@ -43,8 +44,68 @@ def test_a_split_model_is_all_its_parts(tmp_path: Path) -> None:
     first.write_bytes(header({**LLAMA, "split.count": 2}))
     with pytest.raises(GgufError, match="No such file"):
         load(str(first))
-    second.write_bytes(b"x" * 1000)
-    assert load(str(first)).file_bytes == first.stat().st_size + 1000
+    second.write_bytes(whole(header({"split.count": 2}, tensor(0, (500,), 1)), 1000))
+    assert load(str(first)).file_bytes == first.stat().st_size + second.stat().st_size
+    os.truncate(second, second.stat().st_size - 1)
+    with pytest.raises(GgufError, match=r"cannot use .*-00002-of-00002.gguf: it is cut: its tensors end at "):
+        load(str(first))
+
+
+def whole(head: bytes, data_bytes: int, alignment: int = 32) -> bytes:
+    """A file of that header and so much data."""
+    return head + bytes(-len(head) % alignment + data_bytes)
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "data_bytes", "alignment"),
+    [
+        (LLAMA, (tensor(0, (1024, 2), 0), tensor(8192, (256, 3), 12)), 8192 + 3 * 144, 32),
+        (LLAMA, (tensor(576, (32,), 8), tensor(0, (32, 32), 2)), 576 + 34, 32),
+        ({**LLAMA, "general.alignment": 4096}, (tensor(0, (100,), 30),), 200, 4096),
+        # A type that is yet to come: it is at least where it begins.
+        (LLAMA, (tensor(0, (4,), 0), tensor(64, (1 << 40,), 999)), 64, 32),
+        # Two at the same place cannot be: together they take what both take.
+        (LLAMA, (tensor(0, (8,), 0), tensor(0, (8,), 0)), 64, 32),
+    ],
+)
+def test_a_file_is_as_long_as_its_table_of_tensors_says(
+    keys: dict[str, object], tensors: tuple[bytes, ...], data_bytes: int, alignment: int, tmp_path: Path
+) -> None:
+    """A download that broke off would be taken for a small model, and get limits in which it cannot run."""
+    path = tmp_path / "m.gguf"
+    data = whole(header(keys, *tensors), data_bytes, alignment)
+    path.write_bytes(data)
+    assert load(str(path)).file_bytes == len(data)
+    path.write_bytes(data[:-1])
+    with pytest.raises(GgufError) as caught:
+        load(str(path))
+    sentence = f"it is cut: its tensors end at {len(data)} bytes, it has {len(data) - 1}; get it anew"
+    assert str(caught.value) == f"cannot use {path}: {sentence}"
+
+
+def test_size_refuses_a_broken_download(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """5 GiB by its table, 2 KB on the disk."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(whole(header(LLAMA, *(tensor(n * GIB, (GIB // 2,), 1) for n in range(5))), 1024))
+    assert edgeguardctl.main(["size", str(path), "--ram", "8G", "--others", "1G"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "it is cut: its tensors end at 5368" in shown.err
+
+
+def test_a_recurrent_model_has_no_heads(tmp_path: Path) -> None:
+    """And no KV cache: its header says 0."""
+    keys = {key.replace("llama.", "mamba."): value for key, value in LLAMA.items() if not key.endswith("_kv")}
+    keys |= {"general.architecture": "mamba", "mamba.attention.head_count": 0, "mamba.ssm.conv_kernel": 4}
+    assert load(model(tmp_path, keys)).kv_bytes(8192, "f16", "f16") == 0
+
+
+def test_a_box_without_ram_is_no_box(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor the one that it is asked on."""
+    with pytest.raises(SystemExit) as caught:
+        edgeguardctl.main(["size", "--measured", "1G", "--ram", "0"])
+    assert caught.value.code == 2
+    assert "cannot use '0': a box has some RAM" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -66,6 +127,18 @@ def test_a_split_model_is_all_its_parts(tmp_path: Path) -> None:
         (header({"general.architecture": "x"}), "x.block_count of its header is missing"),
         (header({**LLAMA, "llama.block_count": 1 << 31}), "no plain number, or out of bounds"),
         (header({**LLAMA, "llama.attention.head_count_kv": (1, 2)}), "not one plain number a layer"),
+        (header({**LLAMA, "llama.block_count": 0}), "llama.block_count of its header is no plain number, or out of"),
+        (header({**LLAMA, "llama.embedding_length": 0}), "llama.embedding_length of its header is no plain number"),
+        (header({**LLAMA, "llama.context_length": 0}), "llama.context_length of its header is no plain number"),
+        (header({**LLAMA, "llama.attention.head_count": 0}), "attention.head_count of its header is less than its KV"),
+        (
+            header({**LLAMA, "llama.attention.head_count": 0, "llama.attention.head_count_kv": 0}),
+            "attention.head_count of its header is 0; get",
+        ),
+        (header(LLAMA, claimed=1), "it is cut"),
+        (header(LLAMA, claimed=1 << 60), "it claims 1152921504606846976 tensors"),
+        (header(LLAMA, tensor(0, (1,) * 9, 0)), "a tensor claims 9 dimensions"),
+        (header({**LLAMA, "general.alignment": 0}, tensor(0, (1,), 0)), "general.alignment is no number above 0"),
     ],
 )
 def test_what_is_no_model_costs_one_sentence(data: bytes, sentence: str, tmp_path: Path) -> None:
