@@ -112,7 +112,9 @@ def changes(
     files = [change for group in groups for change in _drop_in(group, found[group.name], folder)]
     back = list(_back(groups, found, entries, notes))
     new = {change.place for change in (*files, *back)}
-    stale = any(unit.shown.get("NeedDaemonReload") == "yes" for unit in found.values())
+    stale = any(unit.shown.get("NeedDaemonReload") == "yes" for unit in found.values()) or any(
+        _held_until_reload(group, found[group.name]) for group in groups
+    )
     reload = [Change(Kind.RELOAD, SYSTEMD, "daemon-reload", None, "done")] if new or stale else []
     started = [change for group in groups for change in _started(group, found[group.name])]
     live: list[Change] = []
@@ -149,6 +151,14 @@ def shown_number(file: str, words: Mapping[str, str]) -> int | None:
     return 100 if file == CPU_WEIGHT and number == _CPU_UNSET else number
 
 
+def behind(unit: UnitFound) -> Iterator[tuple[str, int]]:
+    """Files of its cgroup that read something else than systemd has, with what it has."""
+    for file, now in unit.kernel.items():
+        has = shown_number(file, unit.shown)
+        if file not in _AT_START and has is not None and number_of(file, now) != has:
+            yield file, has
+
+
 def _drop_in(group: Group, unit: UnitFound, folder: str) -> Iterator[Change]:
     text, path = text_of(group), path_of(group.name, folder)
     if unit.drop_ins.get(path) != text:
@@ -166,6 +176,18 @@ def _live(group: Group, unit: UnitFound) -> Iterator[Change]:
         now = unit.kernel.get(file)
         if now is not None and file not in _AT_START and number_of(file, now) != number:
             yield Change(Kind.LIVE, group.name, file, now, kernel_text(file, number))
+
+
+def _held_until_reload(group: Group, unit: UnitFound) -> bool:
+    """Whether `systemctl set-property` has set something else, which ours, by its name, wins over at a reload.
+
+    systemd 252 says NeedDaemonReload of such a unit, 257 does not.
+    """
+    for file, number in group.values.items():
+        setter = unit.setters.get(PROPERTIES[file], "")
+        if f"/{CONTROL}/" in setter and setter.rpartition("/")[2] < NAME and shown_number(file, unit.shown) != number:
+            return True
+    return False
 
 
 def _overridden(group: Group, unit: UnitFound) -> Iterator[str]:
@@ -240,10 +262,9 @@ def _not_back(name: str, unit: UnitFound) -> Iterator[str]:
     cgroup, slice_ = unit.shown.get("ControlGroup", ""), unit.shown.get("Slice", "")
     if name.endswith(".service") and cgroup and slice_ and f"/{slice_}/" not in cgroup:
         yield f"{name} runs in {cgroup} until `systemctl restart {name}`; then in {slice_}"
-    for file, now in unit.kernel.items():
-        has = shown_number(file, unit.shown)
-        if file not in _AT_START and has is not None and number_of(file, now) != has:
-            yield f"{file} of {name} reads {now}, and systemd has {kernel_text(file, has)}: `systemctl restart {name}`"
+    for file, has in behind(unit):
+        now = unit.kernel[file]
+        yield f"{file} of {name} reads {now}, and systemd has {kernel_text(file, has)}: `systemctl restart {name}`"
 
 
 def _to_stop(

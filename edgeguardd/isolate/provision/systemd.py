@@ -71,6 +71,7 @@ class SystemdBackend:
         self._prefix = prefix
         self._force = False
         self._controls: set[str] = set()
+        self._rewritten: set[str] = set()
         self._unread = False
 
     def plan(self, groups: Sequence[Group], entries: Sequence[Entry], request: Request) -> Plan:
@@ -94,6 +95,7 @@ class SystemdBackend:
         match change.kind:
             case Kind.DROP_IN:
                 self._write(change.key, change.after)
+                self._rewritten.add(change.place)
                 self._unread = True
             case Kind.RELOAD:
                 self._reload()
@@ -103,7 +105,16 @@ class SystemdBackend:
                 self._set(change)
 
     def finish(self) -> None:
-        """Take away what set-property left: the drop-ins say the same, and later ones shall win over it."""
+        """Have the kernel's files be as systemd reads its own, then take away what set-property left for that.
+
+        The drop-ins say the same, and later ones shall win over it.
+        """
+        # A rollback puts drop-ins back after its reload.
+        if self._unread:
+            self._reload()
+        for name in sorted(self._rewritten):
+            self._write_again(name)
+        self._rewritten.clear()
         left = [path for path in self._controls if os.path.exists(path)]
         self._controls.clear()
         for path in left:
@@ -111,8 +122,7 @@ class SystemdBackend:
                 os.unlink(path)
             with contextlib.suppress(OSError):
                 os.rmdir(os.path.dirname(path))
-        # A rollback puts drop-ins back after its reload.
-        if left or self._unread:
+        if left:
             self._reload()
 
     def inode(self, change: Change) -> int:
@@ -246,6 +256,14 @@ class SystemdBackend:
         self._property(change.place, change.key, limit)
         if used_bytes > limit:
             self._patience.wait(change.place, limit, lambda: self._used(cgroup))
+
+    def _write_again(self, name: str) -> None:
+        """What a drop-in does not say any more: systemd 252 writes cgroups at a reload, 257 what changes after it."""
+        unit = self._unit(name, set())
+        for file, has in drop_ins.behind(unit):
+            if has != INFINITE and file in (HIGH, MAX) and has < self._used(unit.shown["ControlGroup"]):
+                continue  # as plan does: nobody is throttled or killed for tidiness
+            self._property(name, file, has)
 
     def _reload(self) -> None:
         self._systemctl("daemon-reload")

@@ -36,7 +36,8 @@ DROP_IN = "etc/systemd/system/llama.service.d/zz-edgeguardd-provision.conf"
 # Files that the stand-in writes on a reload, or never.
 LEFT = {"memory.oom.group": "0", "cpu.max": "max 100000"}
 # Merges our drop-ins over defaults on daemon-reload, and writes them to the cgroups of what is active, as systemd does.
-# The files beside it: units.json (name -> state), calls (one line each), failing (words that fail).
+# The files beside it: units.json (name -> state), calls (one line each), failing (words that fail), lazy (there: a
+# reload leaves cgroups as they are, and what set-property has set is held until then without a word, as 257 does).
 SYSTEMCTL = r"""#!/usr/bin/python3 -IS
 import glob, json, os, sys
 home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -67,10 +68,11 @@ def merged(name):
             elif equals:
                 found[key] = size(value) if key.startswith("Memory") else value
     return found | {"DropInPaths": " ".join(paths)}
-def write(name):
+lazy = os.path.exists(f"{home}/lazy")
+def write(name, realize=True):
     unit, loaded = units[name], merged(name)
     unit["loaded"] = loaded
-    if unit.get("cgroup"):
+    if unit.get("cgroup") and realize:
         for key, file in FILES.items():
             open(f"{home}/cgroup{unit['cgroup']}/{file}", "w").write(loaded[key].replace("infinity", "max") + "\n")
         quota = loaded["CPUQuotaPerSecUSec"]
@@ -91,7 +93,7 @@ match words:
                 print(f"{key}={state[key]}")
     case ["daemon-reload"]:
         for name in units:
-            write(name)
+            write(name, realize=not lazy)
     case ["start", "--", name]:
         units[name]["cgroup"] = f"/{name}"
         os.makedirs(f"{home}/cgroup/{name}", exist_ok=True)
@@ -103,6 +105,9 @@ match words:
         os.makedirs(f"{home}/run/systemd/system.control/{name}.d", exist_ok=True)
         open(f"{home}/run/systemd/system.control/{name}.d/50-{key}.conf", "w").write(f"[Service]\n{assignment}\n")
         write(name)
+        if key == "CPUQuota" and lazy:
+            value = assignment.partition("=")[2]
+            units[name]["loaded"]["CPUQuotaPerSecUSec"] = f"{float(value[:-1]) * 10:g}ms" if value else "infinity"
     case _:
         sys.exit(f"not known: {words}")
 json.dump(units, open(f"{home}/units.json", "w"))
@@ -238,6 +243,45 @@ def test_what_somebody_wrote_into_the_cgroup_is_put_right_through_systemd(box: B
     assert box.calls() == [f"set-property --runtime -- llama.service MemoryHigh={4 * GIB}", "daemon-reload"]
     assert box.kernel("memory.high") == str(4 * GIB)
     assert all("control" not in file for file in box.files())
+
+
+def test_undo_takes_limits_out_of_the_kernel_where_a_reload_does_not(box: Box) -> None:
+    """systemd 257 reads its files again and leaves the cgroups of what runs as they are."""
+    (box.home / "lazy").touch()
+    text = TEXT.replace("{max}", "5G")
+    box.run(text)
+    assert (box.kernel("memory.high"), box.kernel("cpu.max")) == (str(4 * GIB), "150000 100000")
+    _, notes = box.run(None)
+    assert (box.kernel("memory.high"), box.kernel("memory.max"), box.kernel("cpu.max")) == ("max", "max", "max 100000")
+    assert box.files() == []
+    assert [note for note in notes if "and systemd has" in note] == []
+
+
+def test_a_key_taken_out_of_the_configuration_leaves_the_kernel_too(box: Box) -> None:
+    """The drop-in stays, and says one thing less."""
+    (box.home / "lazy").touch()
+    text = TEXT.replace("{max}", "5G")
+    box.run(text)
+    box.run(text.replace('cpu_max = "150%"\n', ""))
+    assert (box.kernel("cpu.max"), box.kernel("memory.max")) == ("max 100000", str(5 * GIB))
+
+
+def test_what_set_property_holds_until_a_reload_is_put_right(box: Box) -> None:
+    """Without systemd's saying that a reload is due."""
+    (box.home / "lazy").touch()
+    text = TEXT.replace("{max}", "5G")
+    box.run(text)
+    units = json.loads((box.home / "units.json").read_text())
+    units["llama.service"]["loaded"]["CPUQuotaPerSecUSec"] = "900ms"
+    units["llama.service"]["loaded"]["DropInPaths"] += " /run/systemd/system.control/llama.service.d/50-CPUQuota.conf"
+    (box.home / "units.json").write_text(json.dumps(units))
+    control = box.home / "run/systemd/system.control/llama.service.d/50-CPUQuota.conf"
+    control.parent.mkdir(parents=True)
+    control.write_text("[Service]\nCPUQuota=90%\n")
+    (box.home / "cgroup/system.slice/llama.service/cpu.max").write_text("90000 100000\n")
+    box.run(text)
+    assert box.kernel("cpu.max") == "150000 100000"
+    assert box.run(text)[0] == 0
 
 
 def test_undo_says_what_runs_on_in_a_slice_that_is_not_its_own_any_more(box: Box) -> None:
