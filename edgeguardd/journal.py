@@ -21,7 +21,7 @@ from typing import Final
 from msgspec import Struct
 
 from edgeguardd.errors import EdgeguardError
-from edgeguardd.ownfiles import DAMAGED, anothers, is_at
+from edgeguardd.ownfiles import DAMAGED, anothers, is_at, unseen
 
 NAMES: Final = ("told-a.journal", "told-b.journal")
 # Some 200 commands, far more than are told between two records; it grows where there is room.
@@ -159,7 +159,11 @@ class Journal:
 
     def renew(self) -> bool:
         """Whether files were removed, or others put in their place: then they are made again, empty."""
-        if all(is_at(file.fd, f"{self.path}/{file.name}") for file in self._files):
+        try:
+            if all(is_at(file.fd, f"{self.path}/{file.name}") for file in self._files):
+                return False
+        except OSError as error:
+            self._on_fault(unseen(f"{self.path}/{NAMES[0]}", error))
             return False
         try:
             directory = os.open(self.path, _OPEN_DIRECTORY)

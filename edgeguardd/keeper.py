@@ -31,7 +31,7 @@ from edgeguardd.kernel.targets import Targets
 from edgeguardd.logs import get_logger
 from edgeguardd.recalled import SKIPPED_NUMBERS, Recalled, RunRecord
 from edgeguardd.records import Records, Snapshot
-from edgeguardd.state import StateDirectory
+from edgeguardd.state import StateDirectory, StateError
 from edgeguardd.statelock import StateLock
 
 # A thousand subscribers with four commands each.
@@ -169,11 +169,14 @@ class Keeper:
 
     def _look_after_place(self) -> None:
         """The directory may have been removed, or another one put in its place: what was in it is written again."""
-        self._missing |= self._lock.renew()
-        if self._missing:
-            self._faults.failed(LOST.format(self._lock.directory))
-            self.state.make()
-            self._lock.renew()
+        try:
+            self._missing |= self._lock.renew()
+            if self._missing:
+                self._faults.failed(LOST.format(self._lock.directory))
+                self.state.make()
+                self._lock.renew()
+        except StateError as error:  # the next look comes with the next record, or sign of life
+            self._faults.say(str(error))
         if self._lock.elsewhere:
             self._give_up()
             return

@@ -18,12 +18,17 @@ def anothers(found: os.stat_result) -> str | None:
 
 
 def is_at(fd: int, path: str) -> bool:
-    """Whether what is open here still stands at the path. Where that cannot be told, it does."""
+    """Whether what is open here still stands at the path. Raises OSError where that cannot be told."""
     ours = os.fstat(fd)
     try:
         there = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except OSError:
-        return True
     return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def unseen(path: str, error: OSError) -> str:
+    """The sentence for it: nothing is lost by it, unless the path goes before the next look."""
+    return (
+        f"cannot see whether {path} is still there: {os.strerror(error.errno or 0)}; if it stays so, see the kernel log"
+    )

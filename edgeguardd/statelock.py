@@ -8,7 +8,7 @@ import errno
 import fcntl
 import os
 
-from edgeguardd.ownfiles import is_at
+from edgeguardd.ownfiles import is_at, unseen
 from edgeguardd.state import StateError
 
 
@@ -30,9 +30,13 @@ class StateLock:
     def renew(self) -> bool:
         """Let go of what does not stand at the path any more, removed or with another one in its place; try anew.
 
-        Whether there was such a loss; what is there now may be another process's.
+        Whether there was such a loss; what is there now may be another process's. Raises StateError where that cannot
+        be told, and then everything is as before.
         """
-        lost = self._fd is not None and not is_at(self._fd, self.directory)
+        try:
+            lost = self._fd is not None and not is_at(self._fd, self.directory)
+        except OSError as error:
+            raise StateError(unseen(self.directory, error)) from None
         if lost:
             self.release()
             self._why = "it was removed"

@@ -155,7 +155,11 @@ class Tree:
             self._tell_entry(place, None)
 
     def _identity(self, place: Place) -> tuple[int, int] | None:
-        """Device and inode of what is at the place now; None: no directory."""
+        """Device and inode of what is at the place now; None: no directory.
+
+        Where that cannot be seen, what the place holds stays: what has not been seen to go would come back as a new
+        cgroup, and all that it ever counted as news. Once it can be seen again, it is compared.
+        """
         if place.parent is None or place.parent.dir_fd is None:
             return None
         try:
@@ -163,8 +167,9 @@ class Tree:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
+            self.polling = True
             self._on_fault(f"cannot look for {shown(self._root.full(place.path))}: {error.strerror}; {MAY_NOT_LOOK}")
-            return None
+            return place.identity
         return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
 
     def _appear(self, place: Place) -> None:

@@ -8,15 +8,25 @@ with EPOLLPRI, and an epoll descriptor is readable exactly while one of its file
 
 import asyncio
 import enum
+import errno
 import select
 from collections.abc import Callable
 
 from msgspec import Struct
 
+from edgeguardd.errors import KernelError
+
 # The event bits of a kernfs file stay set until the file is read again (kernfs_generic_poll, fs/kernfs/file.c).
 # Edge-triggered, a reader that fails to read costs one callback and not a spin.
 _INTEREST = select.EPOLLPRI | select.EPOLLET
 _MAX_AT_ONCE = 256
+# What epoll_create(2) may answer.
+_REMEDIES = {
+    errno.EMFILE: "raise LimitNOFILE= of the daemon",
+    errno.ENFILE: "raise fs.file-max",
+    errno.ENOMEM: "free memory on the machine, and start the daemon again",
+}
+_DEFAULT_REMEDY = "see the kernel log"
 
 
 class Cause(enum.StrEnum):
@@ -35,14 +45,24 @@ class Begun(Struct, frozen=True):
     at: float
 
 
+def _made_epoll() -> select.epoll:
+    """Raises KernelError: without it nothing of what the kernel counts would be told in time."""
+    try:
+        return select.epoll()
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, _DEFAULT_REMEDY)
+        raise KernelError(f"cannot be woken by the kernel's counters (epoll): {error.strerror}; {remedy}") from None
+
+
 class Wakeups:
     """Callbacks for files that change. `woken_at`: when the loop last came here, by its clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Raises KernelError."""
         self._loop = loop
         self.woken_at = 0.0
         self._callbacks: dict[int, Callable[[], None]] = {}
-        self._epoll = select.epoll()
+        self._epoll = _made_epoll()
         loop.add_reader(self._epoll.fileno(), self._dispatch)
 
     def add(self, fd: int, callback: Callable[[], None]) -> bool:

@@ -13,6 +13,11 @@ from tests.torture import calls, callsites
 # module, function, call, error: what failing each call into the kernel has found.
 FOUND = [
     ("edgeguardd.kernel.cgroupfs", "opened", "os.fstat", errno.ENOMEM),
+    ("edgeguardd.ownfiles", "is_at", "os.fstat", errno.ENOMEM),
+    ("edgeguardd.ownfiles", "is_at", "os.stat", errno.EACCES),
+]
+FOUND_AT_START = [
+    ("edgeguardd.kernel.wakeups", "_made_epoll", "select.epoll", errno.ENOMEM),
 ]
 
 
@@ -26,14 +31,31 @@ def stage() -> Iterator[calls.Stage]:
 @pytest.mark.parametrize(("module", "function", "call", "number"), FOUND)
 def test_a_failed_call_leaves_nothing(stage: calls.Stage, module: str, function: str, call: str, number: int) -> None:
     """While there is something of everything to do it fails each time; then all is at rest, whole, and still guards."""
-    wanted = (module, function, call)
-    keys = [site.key for site in callsites.sites() if (site.module, site.function, site.call) == wanted]
-    assert keys, "there is no such call any more"
-    for key in keys:
+    for key in keys(module, function, call):
         case = calls.Case(key, number)
         calls.while_running(stage, case)
         assert not case.wrong
         assert case.hits, "the call was not made, so nothing was shown"
+
+
+@pytest.mark.parametrize(("module", "function", "call", "number"), FOUND_AT_START)
+def test_a_start_that_cannot_be_ends_with_a_sentence(
+    stage: calls.Stage, module: str, function: str, call: str, number: int
+) -> None:
+    """No traceback and no defect; the next start is as good as any."""
+    for key in keys(module, function, call):
+        case = calls.Case(key, number)
+        calls.at_start(stage, case)
+        assert not case.wrong
+        assert case.died, "the call was not made, so nothing was shown"
+
+
+def keys(module: str, function: str, call: str) -> list[str]:
+    """The sites of a call in a function."""
+    wanted = (module, function, call)
+    found = [site.key for site in callsites.sites() if (site.module, site.function, site.call) == wanted]
+    assert found, "there is no such call any more"
+    return found
 
 
 @pytest.mark.parametrize("effect", ["PutBackLimit", "SetTimer", "AnnounceLevel"])

@@ -1,6 +1,7 @@
 """What is written down and read again: the journal's lines, records of any age and in any state."""
 
 import asyncio
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -448,5 +449,39 @@ def test_what_was_given_while_its_server_was_away_is_told_for_the_first_time(pla
         third.join(3)
         assert third.told() == [(seq, action, True) for seq, action, _ in given]
         third.end()
+
+    played(scene)
+
+
+def test_a_directory_that_cannot_be_looked_at_is_said_once_and_written_to(
+    place: Path, llm: FakeCgroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records go on meanwhile, and nothing in the directory is taken for lost."""
+
+    def unseen(fd: int, path: str) -> bool:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    async def scene() -> None:
+        run = Run(place)
+        kept = {path.name: path.stat().st_ino for path in (place / "state").iterdir()}
+        with monkeypatch.context() as patch:
+            for module in ("statelock", "journal"):
+                patch.setattr(f"edgeguardd.{module}.is_at", unseen)
+            for subscriber in (1, 2):
+                run.join(subscriber)
+                assert not run.keeper.settled
+                await soon(lambda: run.keeper.settled)
+        state = place / "state"
+        assert [sentence.partition(";")[0] for sentence in run.said] == [
+            f"cannot see whether {path} is still there: Cannot allocate memory"
+            for path in (state, state / "told-a.journal")
+        ]
+        assert run.keeper.state.faults == 0
+        assert run.lock.held
+        assert {path.name for path in state.iterdir()} == set(kept)
+        assert [
+            path.name for path in state.iterdir() if "target" in path.name and path.stat().st_ino != kept[path.name]
+        ]
+        run.end()
 
     played(scene)

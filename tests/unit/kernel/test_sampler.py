@@ -1,9 +1,12 @@
 """What is read of a target when, what of its ancestors, and what a fault costs; on a tree in a temporary directory."""
 
 import asyncio
+import errno
 import os
 import resource
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +61,39 @@ def test_a_count_comes_after_the_sample_of_the_same_reading(tmp_path: Path) -> N
         assert s.usage("job").needed_bytes == 9 * MIB
         s.targets.sample_now("job")
         assert s.kinds()[2:] == ["SampleTaken"]
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.ENOMEM])
+def test_what_has_been_told_is_not_told_again_after_its_directory_could_not_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The cgroup was there all the time: only what it counts meanwhile is news, and it is guarded meanwhile."""
+    fails = threading.Event()
+    seen = os.stat
+
+    def stat(name: Any, **named: Any) -> os.stat_result:
+        if fails.is_set() and name == "job":
+            raise OSError(number, os.strerror(number))
+        return seen(name, **named)
+
+    async def scene(s: Scene) -> None:
+        cgroup = s.tree.cgroup("/job")
+        cgroup.events(high=497, oom_kill=3)
+        s.apply(job(), slow_s=OFTEN_S)
+        monkeypatch.setattr(os, "stat", stat)
+        s.told.clear()
+        fails.set()
+        await soon(lambda: s.targets.faults)
+        cgroup.events(high=498, oom_kill=3)
+        await soon(lambda: s.of(CountersMoved))
+        fails.clear()
+        samples = len(s.of(SampleTaken))
+        await soon(lambda: len(s.of(SampleTaken)) > samples + 2)
+        assert [(moved.delta.high, moved.delta.oom_kill) for moved in s.of(CountersMoved)] == [(1, 0)]
+        assert set(s.kinds()) == {"SampleTaken", "CountersMoved"}
+        assert [sentence.startswith("cannot look for ") for sentence in s.targets.faults] == [True]
 
     play(tmp_path, scene)
 

@@ -1,8 +1,12 @@
 """The tree of places by itself: each follower hears of comings and goings by turns, whatever another does meanwhile."""
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from edgeguardd.kernel.cgroupfs import CgroupRoot
 from edgeguardd.kernel.tree import Follower, Place, Tree
@@ -16,10 +20,11 @@ class Grove:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.heard: list[str] = []
+        self.said: list[str] = []
         self.meanwhile: dict[str, list[Callable[[], None]]] = {}
         self.followers: dict[str, tuple[Place, Follower]] = {}
         self.watch = TreeWatch(asyncio.get_running_loop(), lambda: None, lambda _: None)
-        self.tree = Tree(CgroupRoot(str(path)), self.watch, lambda _: None)
+        self.tree = Tree(CgroupRoot(str(path)), self.watch, self.said.append)
 
     def follow(self, name: str, path: str) -> Place:
         """Follow a path under a name; `meanwhile[f"{name} comes"]` or goes is done once as it hears of that."""
@@ -131,6 +136,39 @@ def test_holding_is_told_from_being_there(tmp_path: Path) -> None:
         (tmp_path / "x").rmdir()
         assert not grove.tree.holds(place)
         assert grove.heard == []
+
+    scenario(tmp_path, play)
+
+
+def test_what_cannot_be_seen_has_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody hears of it, it is said, and somebody has to look again: then what has really gone is told as gone."""
+
+    def unseen(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def play(grove: Grove) -> None:
+        (tmp_path / "x").mkdir()
+        place = grove.follow("one", "/x")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", unseen)
+            grove.tree.check(place)
+            grove.follow("two", "/y")
+            (tmp_path / "y").mkdir()
+            grove.tree.check_all()
+        assert grove.heard == []
+        assert {sentence.partition(";")[0] for sentence in grove.said} == {
+            f"cannot look for {tmp_path}/{name}: No space left on device" for name in "xy"
+        }
+        polling = [grove.tree.polling]
+        grove.tree.check_all()
+        assert grove.heard == ["two comes"]
+        assert [*polling, grove.tree.polling] == [True, False]
+        replace(tmp_path / "x")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", unseen)
+            grove.tree.check_all()
+        grove.tree.check_all()
+        assert grove.heard == ["two comes", "one goes", "one comes"]
 
     scenario(tmp_path, play)
 
