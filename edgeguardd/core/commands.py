@@ -5,7 +5,7 @@ Must not: choose commands (ledger does), judge memory beyond what left it. Upstr
 
 from collections import deque
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from edgeguardd.core.effects import CancelTimer, CommandEnded, Deliver, Effect, Fact, Note, Refuse, SetTimer
 from edgeguardd.core.events import AckReceived
@@ -113,13 +113,24 @@ class Commands:
             out.append(Deliver(subscriber, command))
         out.append(SetTimer(self._key("deadline", seq), due_at))
 
-    def resume(self, one: Outstanding, verify_at: float, out: list[Effect]) -> None:
-        """One that was on its way before a restart still is; memory is looked at anew, if it was being looked at."""
+    def resume(self, one: Outstanding, back_by: float, verify_at: float, out: list[Effect]) -> None:
+        """One that was on its way before a restart still is; memory is looked at anew, if it was being looked at.
+
+        It does not end before `back_by`: nobody can answer before he is let in.
+        """
         seq = one.command.seq
         self.outstanding[seq] = one
-        out.append(SetTimer(self._key("deadline", seq), one.due_at))
+        out.append(SetTimer(self._key("deadline", seq), max(one.due_at, back_by)))
         if one.done:
             out.append(SetTimer(self._key("verify", seq), verify_at))
+
+    def tell_again(self, one: Outstanding, least_s: float, now: float, out: list[Effect]) -> None:
+        """Its subscriber is here again: it has the time that is left, and `least_s` at least."""
+        left_s = max(least_s, one.due_at - now)
+        out.append(SetTimer(self._key("deadline", one.command.seq), now + left_s))
+        if not one.done:
+            out.append(Deliver(one.subscriber, structs.replace(one.command, deadline_s=left_s), again=one.told))
+            one.told = True
 
     def answered(self, ack: AckReceived, out: list[Effect]) -> Outstanding | None:
         """The command that an ack is about; None: it is about none, and has been told so."""

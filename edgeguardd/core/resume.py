@@ -12,7 +12,7 @@ Why so: docs/adr/0017.
 from msgspec import structs
 
 from edgeguardd.core.commands import VERIFY_S, Outstanding
-from edgeguardd.core.effects import Deliver, Effect, Fact, Note, SetTimer
+from edgeguardd.core.effects import Effect, Fact, Note, SetTimer
 from edgeguardd.core.events import AckReceived
 from edgeguardd.core.kept import Course, KeptCommand, KeptMachine, KeptSubscriber, KeptTarget
 from edgeguardd.core.ladder import Situation
@@ -63,7 +63,8 @@ def keep_machine(gauge: MachineGauge) -> KeptMachine:
 def recall(target: Target, kept: KeptTarget, now: float, wait_s: float, last_absent: int, out: list[Effect]) -> int:
     """Put a new target where the kept one was. Subscribers get numbers below last_absent; the last one is returned.
 
-    A command is due after the grace at the earliest: nobody can answer before he is let in.
+    A command ends after the grace at the earliest: nobody can answer before he is let in. Its own time stays what it
+    was, so that whoever is back soon has no more of it than is left, however often the daemon is restarted.
     """
     _recall_figures(target, kept)
     ledger = target.ledger
@@ -98,10 +99,8 @@ def come_back(
     ledger.subscribers[subscriber] = was
     for one in commands:
         one.subscriber = subscriber
-        if not one.done and _can(was, one):
-            left_s = max(LEAST_LEFT_S, one.due_at - at.now)
-            out.append(Deliver(subscriber, structs.replace(one.command, deadline_s=left_s), again=one.told))
-            one.told = True
+        if one.done or _can(was, one):
+            ledger.commands.tell_again(one, LEAST_LEFT_S, at.now, out)
     for one in commands:
         # What ends here may raise the rung, and that may end the others.
         if not one.done and not _can(was, one) and one.command.seq in ledger.outstanding:
@@ -218,13 +217,14 @@ def _recall_subscriber(
                 number,
                 one.sent_at,
                 one.needed_at_send,
-                max(one.due_at, back_by),
+                one.due_at,
                 one.accepted,
                 one.done,
                 one.claimed_bytes,
                 one.message,
                 one.told,
             ),
+            back_by,
             now + VERIFY_S,
             out,
         )

@@ -40,15 +40,30 @@ def test_what_is_sent_is_told_with_a_deadline() -> None:
     ]
 
 
+@pytest.mark.parametrize(("back_by", "ends_at"), [(12.0, 15.0), (25.5, 25.5)])
 @pytest.mark.parametrize("done", [False, True])
-def test_after_a_restart_its_timers_run_again(done: bool) -> None:
-    """The deadline, and the look at memory where it had been begun."""
+def test_after_a_restart_its_timers_run_again(done: bool, back_by: float, ends_at: float) -> None:
+    """The deadline, not before somebody can be back, and the look at memory where it had been begun."""
     commands, one = sent()
     one.done = done
     out: list[Effect] = []
-    commands.resume(one, 42.0, out)
+    commands.resume(one, back_by, 42.0, out)
     looked: list[Effect] = [SetTimer("verify:7:llm", 42.0)]
-    assert out == [SetTimer("deadline:7:llm", 15.0), *(looked if done else [])]
+    assert out == [SetTimer("deadline:7:llm", ends_at), *(looked if done else [])]
+    assert one.due_at == 15.0
+
+
+@pytest.mark.parametrize(("now", "left_s"), [(11.0, 4.0), (14.8, 0.5), (99.0, 0.5)])
+def test_who_is_back_has_the_time_that_is_left(now: float, left_s: float) -> None:
+    """And a little, when all of it is over."""
+    commands, one = sent()
+    out: list[Effect] = []
+    commands.tell_again(one, 0.5, now, out)
+    timer, order = out
+    assert isinstance(timer, SetTimer)
+    assert isinstance(order, Deliver)
+    assert (timer.key, timer.at) == ("deadline:7:llm", pytest.approx(now + left_s))
+    assert (order.command.deadline_s, order.again) == (pytest.approx(left_s), True)
 
 
 @pytest.mark.parametrize("done", [False, True])

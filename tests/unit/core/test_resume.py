@@ -66,7 +66,7 @@ def test_level_and_rung_go_on_and_fall_only_after_their_dwell() -> None:
 
 
 def test_what_has_not_been_answered_is_told_again_as_it_was() -> None:
-    """The same numbers, parameters and reasons; the time that is left, at least that of the grace."""
+    """The same numbers, parameters and reasons, and the time that is left."""
     before = at_critical()
     sent = commands(before.effects)
     after = Restarted(before)
@@ -75,8 +75,32 @@ def test_what_has_not_been_answered_is_told_again_as_it_was() -> None:
     assert [msgspec.structs.replace(o.command, deadline_s=0.0) for o in again] == [
         msgspec.structs.replace(command, deadline_s=0.0) for command in sent
     ]
-    assert all(0 < order.command.deadline_s <= WAIT_S + resume.LEAST_LEFT_S for order in again)
     assert {order.subscriber for order in again} == {7}
+    for order, command in zip(again, sent, strict=True):
+        assert order.command.deadline_s == pytest.approx(command.deadline_s - (after.now - before.now))
+
+
+def test_who_is_back_gets_no_more_time_however_often_the_daemon_is_restarted() -> None:
+    """A daemon that dies again and again shall escalate all the same: the first deadline holds, over all restarts."""
+    script: Script = at_critical()
+    sent, began = commands(script.effects), script.now
+    for run in range(4):
+        after = Restarted(script, away_s=1.0)
+        left = [order.command.deadline_s for order in of(after.back(10 + run), Deliver) if order.again]
+        due = [max(resume.LEAST_LEFT_S, one.deadline_s - (after.now - began)) for one in sent]
+        assert left == pytest.approx(due)
+        script = after
+    after.pass_time(max(due) + 0.01)
+    ended = {one.seq: one.outcome for one in of(after.effects, CommandEnded)}
+    assert {ended.get(one.seq) for one in sent} == {Outcome.EXPIRED}
+
+
+def test_who_is_not_back_has_the_grace_for_it() -> None:
+    """Its commands do not end while it cannot answer."""
+    after = Restarted(at_critical(), away_s=10.0)
+    after.pass_time(WAIT_S - 0.1)
+    assert of(after.effects, CommandEnded) == []
+    assert [order.command.deadline_s for order in of(after.back(7), Deliver)] == [resume.LEAST_LEFT_S] * 3
 
 
 def test_the_welcome_comes_before_what_is_told_again() -> None:
