@@ -62,8 +62,9 @@ def test_who_is_back_has_the_time_that_is_left(now: float, left_s: float) -> Non
     timer, order = out
     assert isinstance(timer, SetTimer)
     assert isinstance(order, Deliver)
-    assert (timer.key, timer.at) == ("deadline:7:llm", pytest.approx(now + left_s))
-    assert (order.command.deadline_s, order.again) == (pytest.approx(left_s), True)
+    assert timer.key == "deadline:7:llm"
+    assert [timer.at, order.command.deadline_s] == pytest.approx([now + left_s, left_s])
+    assert order.again
 
 
 @pytest.mark.parametrize("done", [False, True])
