@@ -13,7 +13,7 @@ import socket
 import uuid
 from collections.abc import Callable, Sequence
 
-from edgeguardd import __version__, decisionlog, oomscores, process
+from edgeguardd import __version__, decisionlog, oomscores, process, reloading
 from edgeguardd.access import Access
 from edgeguardd.core.config import Config
 from edgeguardd.core.engine import Engine
@@ -51,9 +51,6 @@ from edgeguardd.supervision import Supervision
 from edgeguardd.survival import Survival
 from edgeguardd.systemd import Notifier, listen_sockets
 from edgeguardd.timers import Timers
-
-# What only a restart can change, beside some of the socket's, the gate's and the pressure watches'.
-AT_START = ("http", "log", "cgroup_root", "max_targets", "recorder", "kernel_log", "delays", "state_directory")
 
 log = get_logger()
 
@@ -286,9 +283,7 @@ class Daemon:
                 "configuration_rejected", problems=error.problems, kept="the one before"
             )
         else:
-            kept = _needs_restart(self._started_with, config)
-            if kept:
-                log.warning("restart_needed", settings=kept)
+            reloading.tell(self._started_with, self.config, config, self._config_path)
             self.config = self.access.config = self.dispatch.config = config
             self.pages.sampling = config.sampling
             self.gate.config = config.gate
@@ -320,13 +315,3 @@ def _partly_blind(sentence: str) -> None:
 def _directories(root: cgroupfs.CgroupRoot, paths: dict[str, str]) -> dict[str, str]:
     """The targets' directories in the cgroup tree."""
     return {name: root.full(path) for name, path in paths.items()}
-
-
-def _needs_restart(old: Config, new: Config) -> list[str]:
-    """The settings that differ and that only a restart can change."""
-    changed = [name for name in AT_START if getattr(old, name) != getattr(new, name)]
-    if old.pressure_watches != new.pressure_watches:
-        changed.append("pressure_watch")
-    changed += [f"gate.{n}" for n in ("agent_port", "agent_address") if getattr(old.gate, n) != getattr(new.gate, n)]
-    socket = [name for name in ("path", "mode", "group") if getattr(old.socket, name) != getattr(new.socket, name)]
-    return changed + [f"socket.{name}" for name in socket]

@@ -297,6 +297,32 @@ def test_a_reload_adds_and_drops_targets_and_new_marks_count_at_once(place: str,
         eventually(lambda: daemon.status()["targets"] == [])
 
 
+def test_a_file_that_was_emptied_is_obeyed_and_said(place: str, llm: FakeCgroup) -> None:
+    """A copy onto a full disk leaves one: which file, how many there were, and what to do; once, not at each reload."""
+    with start(place) as daemon:
+        daemon.hang_up()
+        eventually(lambda: daemon.metric("edgeguardd_reloads_total", result="applied") == 1)
+        assert daemon.facts("no_targets_left") == []
+        daemon.write_config("")
+        daemon.hang_up()
+        eventually(lambda: daemon.metric("edgeguardd_reloads_total", result="applied") == 2)
+        daemon.hang_up()
+        eventually(lambda: daemon.metric("edgeguardd_reloads_total", result="applied") == 3)
+        (said,) = daemon.facts("no_targets_left")
+        assert (said["targets"], said["was"]) == (0, 1)
+        assert said["configuration"] == daemon.status()["config"]["path"]
+        assert "write the [[target]] tables again and reload" in said["remedy"]
+
+
+def test_how_old_a_sample_may_be_follows_the_configuration(place: str, llm: FakeCgroup) -> None:
+    """As /healthz judges it: what alerts compare the age with. At rest samples come at twice the slow interval."""
+    with start(place, TARGET.replace("slow = 0.1", 'slow = "30s"')) as daemon:
+        assert daemon.metric("edgeguardd_sample_stale_after_seconds") == 150
+        daemon.write_config(TARGET.replace("slow = 0.1", "slow = 2"))
+        daemon.hang_up()
+        eventually(lambda: daemon.metric("edgeguardd_sample_stale_after_seconds") == 10)
+
+
 def test_a_target_that_comes_and_goes_is_followed(place: str, llm: FakeCgroup) -> None:
     """It may be missing at the start; it appears, is judged, goes, and comes again."""
     tree = FakeTree(f"{place}/tree")
