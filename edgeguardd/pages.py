@@ -18,6 +18,7 @@ from edgeguardd.core.effects import CommandEnded
 from edgeguardd.core.engine import Engine
 from edgeguardd.core.events import LastResortEnded
 from edgeguardd.core.model import Level
+from edgeguardd.core.policy import stale_after_s
 from edgeguardd.core.target import Target
 from edgeguardd.keeperstats import KeeperStats, state_row
 from edgeguardd.kernel.guarded import TargetStatus
@@ -31,9 +32,6 @@ from edgeguardd.serve.subscribers import SubscriberServer
 
 # Outcomes shown by /status; older ones are in the log and in the metrics.
 SHOWN_COMMANDS = 32
-
-# Samples older than this many slow intervals mean that the daemon sees nothing any more.
-STALE_INTERVALS = 5
 
 TEXT = "text/plain; charset=utf-8"
 
@@ -98,7 +96,7 @@ class Pages:
         return self._too_old(self._targets.oldest_look_age_s(time.monotonic()))
 
     def _too_old(self, age_s: float | None) -> float | None:
-        return age_s if age_s is not None and age_s > STALE_INTERVALS * self.sampling.slow_s else None
+        return age_s if age_s is not None and age_s > stale_after_s(self.sampling) else None
 
     def status(self) -> dict[str, Any]:
         """The JSON of /status."""

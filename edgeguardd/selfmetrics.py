@@ -13,7 +13,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from edgeguardd import __version__
+from edgeguardd.core.config import Config, SamplingConfig
 from edgeguardd.core.engine import Engine
+from edgeguardd.core.policy import stale_after_s
 from edgeguardd.core.wire import ERROR_CODES
 from edgeguardd.gate import Gate
 from edgeguardd.keeper import Keeper
@@ -39,6 +41,7 @@ class Sources(Struct, kw_only=True):
     begun      what the reading that is being told began with
     watched    the targets as the kernel's side sees them
     raised_at  target -> since when its memory.high has been lifted
+    sampling   how often targets are looked at
     epoch      the row of numbers, as the protocol's welcome names it; it may go on over restarts
     """
 
@@ -53,6 +56,7 @@ class Sources(Struct, kw_only=True):
     begun: Callable[[], Begun | None] = lambda: None
     watched: Callable[[], Mapping[str, TargetStatus]] = dict
     raised_at: Callable[[], Mapping[str, float]] = dict
+    sampling: Callable[[], SamplingConfig] = SamplingConfig
     state_faults: Callable[[], int] = int
     http: Callable[[], HttpStats] = HttpStats
     clock: Callable[[], float] = time.monotonic
@@ -61,6 +65,7 @@ class Sources(Struct, kw_only=True):
 class Shells(Protocol):
     """The daemon, as far as figures are read off it."""
 
+    config: Config
     engine: Engine
     subscribers: SubscriberServer
     recorder: Recorder
@@ -86,6 +91,7 @@ def sources(shells: Shells, log: Output, state: StateDirectory, epoch: str, cloc
         begun=lambda: shells.targets.begun,
         watched=shells.targets.status,
         raised_at=shells.relief.raised_at,
+        sampling=lambda: shells.config.sampling,
         state_faults=lambda: state.faults + shells.keeper.state.faults,
         http=lambda: HttpStats() if shells.http is None else shells.http.stats,
         clock=clock,
@@ -161,6 +167,10 @@ class SelfCollector(Collector):
         yield "subscribers_stalled", "Connections that do not take what is sent.", of.subscribers.stalled
         yield "pressure_watchers", "Programs connected to the pressure-watch sockets.", of.watches.current
         yield "http_connections", "Connections to the HTTP port.", of.http().current
+        text = (
+            "The age of a sample beyond which nothing is seen any more, as for /healthz: five times `[sampling] slow`."
+        )
+        yield "sample_stale_after_seconds", text, stale_after_s(of.sampling())
         yield "recorder_bytes", "What the flight recorder's files take.", recorder.bytes
         yield "recorder_failing", "1 while the flight recorder cannot write.", recorder.fault is not None
         # Room was made for what a busy hour needs (kernel.heap): growth shows here before resident memory does.

@@ -42,6 +42,8 @@ SAMPLES_TO_MARK = 4
 # left out. What comes all that way between two looks is told by the kernel's own counters, and by tasks that wait.
 REST_RATIO = 0.5
 REST_TIMES = 2
+# Samples older than this many slow intervals mean that the daemon sees nothing any more.
+STALE_INTERVALS = 5
 
 # Little headroom, for signs that mean nothing without it: so much of the limit is in use, cache included.
 FULL_RATIO = 0.90
@@ -183,6 +185,11 @@ def sampling_interval(gauge: Gauge, policy: Policy, sampling: SamplingConfig) ->
         resting = mark_bytes - pressure.needed_bytes >= REST_RATIO * (mark_bytes - pressure.static_bytes)
         return sampling.slow_s * REST_TIMES if resting else sampling.slow_s
     return min(sampling.slow_s, max(sampling.fast_s, until_mark_s / SAMPLES_TO_MARK))
+
+
+def stale_after_s(sampling: SamplingConfig) -> float:
+    """How old the last sample of a target may be before nothing is seen any more: well beyond the interval at rest."""
+    return STALE_INTERVALS * sampling.slow_s
 
 
 # The rules
