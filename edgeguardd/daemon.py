@@ -21,6 +21,7 @@ from edgeguardd.core.events import ConfigReloaded
 from edgeguardd.core.hosts import endpoint
 from edgeguardd.delays import DelayCollector, DelayCounters
 from edgeguardd.dispatch import Dispatch, EventQueue, Shells
+from edgeguardd.doors import Door
 from edgeguardd.errors import ConfigError
 from edgeguardd.gate import ROOT, Gate
 from edgeguardd.keeper import Keeper
@@ -41,7 +42,7 @@ from edgeguardd.recorder import Recorder
 from edgeguardd.remembered import RememberedRecords
 from edgeguardd.selfmetrics import sources
 from edgeguardd.serve.agent import AgentServer
-from edgeguardd.serve.http import HttpServer
+from edgeguardd.serve.http import HttpServer, HttpStats
 from edgeguardd.serve.pressurewatch import Host, PressureWatchServer
 from edgeguardd.serve.subscribers import SubscriberServer
 from edgeguardd.serve.unixbind import listening_unix, refuse_second
@@ -122,14 +123,20 @@ class Daemon:
             config.socket, epoch=self.keeper.epoch, emit=self.peer_events.take, admit_peer=self.access.admit
         )
         self.gate = Gate(self.engine, emit, config.gate)
-        self.agent = AgentServer(config.gate, self.gate.agent) if config.gate.agent_port is not None else None
+        self.agent: Door | None = None
+        if config.gate.agent_port is not None:
+            agent = AgentServer(config.gate, self.gate.agent)
+            self.agent = Door(agent, lambda: endpoint(config.gate.agent_address, agent.port), _partly_blind)
         self.watches = PressureWatchServer(config.pressure_watches, self._watch_host())
         # What is seen of it
-        self.http: HttpServer | None = None
+        self.http: Door | None = None
+        self.http_stats = HttpStats()
         self.metrics = self._made_metrics(log_output, state)
         self.pages = self._made_pages()
         if config.http.enabled:
-            self.http = HttpServer(config.http, self.pages.routes(), {ROOT: self.gate.admit})
+            http = HttpServer(config.http, self.pages.routes(), {ROOT: self.gate.admit})
+            self.http_stats = http.stats
+            self.http = Door(http, lambda: endpoint(config.http.address, http.port), _partly_blind)
         self.dispatch = Dispatch(self.engine, self._shells(), config, loop.call_soon)
         queue.handle = self.dispatch.handle
 
@@ -199,9 +206,9 @@ class Daemon:
         await self.subscribers.start()
         self.watches.start(passed)
         if self.http is not None:
-            await self.http.start()
+            await self.http.open()
         if self.agent is not None:
-            await self.agent.start()
+            await self.agent.open()
         process.take_reload(self._loop, self.reload)
         heap.settle()
         locked = lock_memory()
@@ -215,8 +222,8 @@ class Daemon:
             pid=os.getpid(),
             targets=len(self.config.targets),
             socket=self.config.socket.path,
-            http=None if self.http is None else endpoint(self.config.http.address, self.http.port),
-            agent=None if self.agent is None else endpoint(self.config.gate.agent_address, self.agent.port),
+            http=None if self.http is None else self.http.place,
+            agent=None if self.agent is None else self.agent.place,
             configuration=self._config_path,
             memory_locked=locked,
         )

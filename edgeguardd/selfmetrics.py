@@ -26,7 +26,7 @@ from edgeguardd.kernel.wakeups import Begun
 from edgeguardd.logs import Output
 from edgeguardd.recorder import Recorder, boot_id
 from edgeguardd.serve.gatestats import GateStats
-from edgeguardd.serve.http import HttpServer, HttpStats
+from edgeguardd.serve.http import HttpStats
 from edgeguardd.serve.pressurewatch import PressureWatchServer, WatchStats
 from edgeguardd.serve.subscribers import SubscriberServer
 from edgeguardd.serve.subscriberstats import SubscriberStats
@@ -74,7 +74,7 @@ class Shells(Protocol):
     targets: Targets
     relief: Relief
     keeper: Keeper
-    http: HttpServer | None
+    http_stats: HttpStats
 
 
 def sources(shells: Shells, log: Output, state: StateDirectory, epoch: str, clock: Callable[[], float]) -> Sources:
@@ -93,7 +93,7 @@ def sources(shells: Shells, log: Output, state: StateDirectory, epoch: str, cloc
         raised_at=shells.relief.raised_at,
         sampling=lambda: shells.config.sampling,
         state_faults=lambda: state.faults + shells.keeper.state.faults,
-        http=lambda: HttpStats() if shells.http is None else shells.http.stats,
+        http=lambda: shells.http_stats,
         clock=clock,
     )
 

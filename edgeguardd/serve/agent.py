@@ -39,22 +39,24 @@ class AgentServer:
         address, port = self._config.agent_address, self._config.agent_port
         place = endpoint(address, port or 0)
         try:
-            self._server = await listen(lambda: _AgentConnection(self), address, port or 0, BACKLOG)
+            server = await listen(lambda: _AgentConnection(self), address, port or 0, BACKLOG)
         except (OSError, OverflowError) as fault:
             why = os.strerror(fault.errno) if isinstance(fault, OSError) and fault.errno else str(fault)
             remedy = "stop what listens there, or set [gate] agent_address and agent_port"
             raise ServeError(f"cannot answer the agent check on {place}: {why}; {remedy}") from fault
-        if not self._server.sockets:
+        if not server.sockets:
+            server.close()
             # asyncio takes a failing socket(2) for an address family that this machine has not, and goes on without.
             raise ServeError(
                 f"cannot answer the agent check on {place}: no socket could be had; "
                 "let the daemon open more files (systemd: LimitNOFILE=, else ulimit -n), or set [gate] agent_address"
             )
+        self._server = server
 
     @property
     def port(self) -> int:
         """The port listened on; the kernel's choice when the configuration says 0."""
-        if self._server is None or not self._server.sockets:
+        if self._server is None:
             return self._config.agent_port or 0
         port: int = self._server.sockets[0].getsockname()[1]
         return port

@@ -61,18 +61,24 @@ class HttpServer:
         address, port = self.config.address, self.config.port
         place = endpoint(address, port)
         try:
-            self._server = await listen(lambda: HttpConnection(self), address, port, ACCEPTS_PER_TURN)
-            for listener in self._server.sockets:
-                with socket.socket(fileno=os.dup(listener.fileno())) as same:
-                    same.listen(BACKLOG)
+            server = await listen(lambda: HttpConnection(self), address, port, ACCEPTS_PER_TURN)
+            try:
+                for listener in server.sockets:
+                    with socket.socket(fileno=os.dup(listener.fileno())) as same:
+                        same.listen(BACKLOG)
+            except OSError:
+                server.close()
+                raise
         except (OSError, OverflowError) as fault:
             code = getattr(fault, "errno", None) or 0
             why = os.strerror(code) if code in errno.errorcode else str(fault)
             remedy = _REMEDIES.get(code, "set [http] address and port")
             raise ServeError(f"cannot listen on {place}: {why}; {remedy}") from fault
-        if not self._server.sockets:
+        if not server.sockets:
             # asyncio takes a failing socket(2) for an address family that this machine has not, and goes on without.
+            server.close()
             raise ServeError(f"cannot listen on {place}: no socket could be had; {_MORE_FILES}, or set [http] address")
+        self._server = server
 
     @property
     def port(self) -> int:
