@@ -15,6 +15,7 @@ MAX_SOCKET_PATH_BYTES = 107
 MAX_UNIT_CHARS = 255  # systemd's UNIT_NAME_MAX, less its closing NUL
 MAX_COMM_BYTES = 15
 MAX_GID = 2**32 - 2  # 2^32 - 1 means "no group" to the kernel
+_BROADCAST = ipaddress.IPv4Address("255.255.255.255")
 
 _UNIT = re.compile(
     r"(?:[A-Za-z0-9:_.-]|\\x[0-9a-f]{2})+(?:@(?:[A-Za-z0-9:_.-]|\\x[0-9a-f]{2})+)?\.(service|slice|scope)"
@@ -130,6 +131,18 @@ def check_address(address: str) -> None:
     if address == "localhost":
         return
     try:
-        ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         raise ValueError('it is no IP address; write "127.0.0.1", "::1" or "localhost", the port by itself') from None
+    if parsed.is_multicast or parsed == _BROADCAST:
+        raise ValueError('it is an address of many machines; write one of this machine\'s own, or "127.0.0.1"')
+    if isinstance(parsed, ipaddress.IPv6Address):
+        _check_ipv6(parsed)
+
+
+def _check_ipv6(address: ipaddress.IPv6Address) -> None:
+    """Refuse what bind() answers with EINVAL whatever interfaces there are, ipv6(7)."""
+    if address.ipv4_mapped is not None:
+        raise ValueError(f'it is an IPv4 address in IPv6 form; write "{address.ipv4_mapped}"')
+    if address.is_link_local and address.scope_id is None:
+        raise ValueError(f'a link-local address needs its interface; write "{address}%eth0", as `ip link` names it')

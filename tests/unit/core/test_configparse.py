@@ -680,3 +680,25 @@ def test_a_signal_that_is_no_signal_gets_the_nearest(written: str, near: str) ->
     """A slip is found before the crisis in which it would have mattered."""
     found = problem(f"[defaults.last_resort]\nhigh = [{{action = 'signal', signal = '{written}'}}]\n")
     assert f'there is no such signal; write "{near}"' in found
+
+
+@pytest.mark.parametrize(
+    ("address", "remedy"),
+    [
+        ("::ffff:127.0.0.1", 'write "127.0.0.1"'),
+        ("fe80::1", 'write "fe80::1%eth0"'),
+        ("224.0.0.1", "one of this machine's own"),
+        ("ff02::1", "one of this machine's own"),
+        ("255.255.255.255", "one of this machine's own"),
+    ],
+)
+@pytest.mark.parametrize(("section", "key"), [("http", "address"), ("gate", "agent_address")])
+def test_an_address_that_no_machine_can_listen_on_is_refused(section: str, key: str, address: str, remedy: str) -> None:
+    """What bind() can never take is an error of the configuration, with what to write instead."""
+    assert remedy in problem(f"[{section}]\n{key} = '{address}'\n")
+
+
+@pytest.mark.parametrize("address", ["::", "::1", "127.0.0.2", "192.0.2.1", "fe80::1%lo", "localhost"])
+def test_an_address_that_a_machine_may_have_is_taken(address: str) -> None:
+    """Whether this machine has it now is not for the configuration to say."""
+    assert read(f"[http]\naddress = '{address}'\n", "f.toml").http.address == address
