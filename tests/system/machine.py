@@ -23,9 +23,13 @@ CONSOLE_LINES = 40
 # a fifth level of page tables, a clock that is read from a device (the kernel distrusts an emulated TSC), and the audit
 # of each system call. On two busy cores boot to login takes 18 s with these, and 32 s without.
 KERNEL_WORDS = """\
-root=/dev/vda rw console=ttyS0 quiet systemd.show_status=no psi=1
+root=/dev/vda rw console=ttyS0 quiet systemd.show_status=no psi=1 panic=-1
 mitigations=off audit=0 clocksource=tsc tsc=reliable
 """
+# With two emulated processors a kernel that patches its own text may meet a breakpoint that it has just taken out
+# ("Oops: int3" a second after the start, seen once in some twenty boots): no matter of what is tested.
+BOOTS = 3
+PANIC = b"Kernel panic - not syncing"
 PROCESSOR = "max,la57=off,svm=off,vmx=off"
 
 
@@ -55,20 +59,34 @@ def run(disk: Disk, phase: str, expression: str) -> tuple[int, str]:
         "virtio-rng-pci,rng=rng",
     ]
     argv += ["-serial", f"file:{console}", "-serial", f"file:{lines}"]
+    for _ in range(BOOTS):
+        seen = _boot(argv, console, lines)
+        if seen or not _panicked(console):
+            break
+        print("the emulated kernel panicked before it had started anything: booting again", flush=True)
+    found = STATUS.findall(seen)
+    if not found:
+        raise MachineError(f"the guest ended without a result; the end of its console:\n{_tail(console)}")
+    return int(found[-1]), seen.decode("utf-8", "replace")
+
+
+def _boot(argv: list[str], console: str, lines: str) -> bytes:
+    """One time on and off: what the tests wrote."""
     for path in (console, lines):
         with open(path, "wb"):
             pass
     guest = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
     try:
-        seen = _follow(guest, lines, time.monotonic() + LIMIT_S)
+        return _follow(guest, lines, time.monotonic() + LIMIT_S)
     finally:
         if guest.poll() is None:
             guest.kill()
         guest.wait()
-    found = STATUS.findall(seen)
-    if not found:
-        raise MachineError(f"the guest ended without a result; the end of its console:\n{_tail(console)}")
-    return int(found[-1]), seen.decode("utf-8", "replace")
+
+
+def _panicked(console: str) -> bool:
+    with open(console, "rb") as file:
+        return PANIC in file.read()
 
 
 def python_ms() -> int:
