@@ -46,6 +46,7 @@ from edgeguardd.serve.http import HttpServer, HttpStats
 from edgeguardd.serve.pressurewatch import Host, PressureWatchServer
 from edgeguardd.serve.subscribers import SubscriberServer
 from edgeguardd.serve.unixbind import listening_unix, refuse_second
+from edgeguardd.socketplace import SocketPlace
 from edgeguardd.state import StateDirectory
 from edgeguardd.statelock import StateLock
 from edgeguardd.supervision import Supervision
@@ -122,6 +123,7 @@ class Daemon:
         self.subscribers = SubscriberServer(
             config.socket, epoch=self.keeper.epoch, emit=self.peer_events.take, admit_peer=self.access.admit
         )
+        self.place = SocketPlace(self.subscribers, loop, _partly_blind)
         self.gate = Gate(self.engine, emit, config.gate)
         self.agent: Door | None = None
         if config.gate.agent_port is not None:
@@ -204,6 +206,7 @@ class Daemon:
         self.subscribers.bind([sock for sock in passed if sock.getsockname() not in watched])
         self._guard()
         await self.subscribers.start()
+        self.place.start()
         self.watches.start(passed)
         if self.http is not None:
             await self.http.open()
@@ -253,6 +256,7 @@ class Daemon:
         # Who is subscribed now is expected back by the next run: that we leave is not that they have left.
         self.peer_events.stopping = True
         self.keeper.close()
+        await self.place.close()
         await self.subscribers.close("the daemon stops")
         self.watches.close()
         if self.http is not None:

@@ -108,7 +108,7 @@ class Pages:
             "epoch": self._epoch,
             "uptime_s": round(now - self._started_at, 3),
             "config": {"path": self._config_path},
-            "ready": self.ready,
+            "ready": self.ready and self._subscribers.stands(),
             "stale_s": self.stale_s(),
             "worst_level": self._engine.guard.worst_level().word,
             "machine": self._machine_row(now),
@@ -161,6 +161,8 @@ class Pages:
         return Response(503, TEXT, f"the last sample is {stale_s:.1f} s old\n".encode())
 
     def _readyz(self) -> Response:
+        if self.ready and not self._subscribers.stands():
+            return Response(503, TEXT, f"not ready: {self._subscribers.place} is gone\n".encode())
         return Response(200, TEXT, b"ready\n") if self.ready else Response(503, TEXT, b"not ready\n")
 
 

@@ -32,7 +32,8 @@ loads nothing from elsewhere and works without a network |
 | `/healthz` | 200 `ok`, also where what outlives the daemon cannot be written, which it adds; 503 with how old it is \
 when the oldest sample of a target that is there is older than five \
 slow intervals (`[sampling] slow`): a daemon that looks no more guards nobody |
-| `/readyz` | 200 `ready` between the end of the start and the begin of the stop, else 503 |
+| `/readyz` | 200 `ready` between the end of the start and the begin of the stop, \
+while the subscriber socket is there; else 503 |
 | `/admit` | whether a request may go to a server: below |
 | anything else | 404 with the paths that there are |
 

@@ -8,6 +8,7 @@ daemon may call those from inside `emit`. Effects for subscribers that have left
 """
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -67,6 +68,7 @@ class SubscriberServer:
         self._waiting: dict[Connection, None] = {}
         self._subscribers: dict[int, Connection] = {}
         self._by_target: dict[str | None, dict[int, Connection]] = {}
+        self.is_own = True  # bound by the daemon, not by systemd
         self._claim: Claim | None = None
         self._bound: socket.socket | None = None
         self._server: asyncio.Server | None = None
@@ -81,6 +83,7 @@ class SubscriberServer:
         One that is bound there is it; else the first, as the unit may say another path than the configuration.
         """
         sock = listening_at(sockets, self.config.path) or listening_unix(sockets)
+        self.is_own = sock is None
         if sock is None:
             self._claim = claim(self.config)
             sock = self._claim.sock
@@ -94,6 +97,33 @@ class SubscriberServer:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: Connection(self), sock=sock, backlog=ACCEPTS_PER_TURN)
         sock.listen(BACKLOG)
+
+    @property
+    def place(self) -> str:
+        """Where it listens. systemd's may be another place than the configuration's; "" is one without a file."""
+        if self.is_own or self._bound is None:
+            return self.config.path
+        name = self._bound.getsockname()
+        return name if isinstance(name, str) else ""
+
+    def stands(self) -> bool:
+        """Whether who comes anew finds the socket's file."""
+        if self.is_own:
+            return self._claim is not None and self._claim.stands()
+        return not self.place or os.path.lexists(self.place)
+
+    async def listen_again(self) -> None:
+        """Make the file again, and take up listening there; who is connected stays. Raises ServeError: try again."""
+        if self._closing:
+            return
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._claim is not None:
+            self._claim.unlock()
+            self._claim = None
+        self._bound = None
+        await self.start()
 
     async def close(self, reason: str = "stopping") -> None:
         """Say bye to all, give the lines FLUSH_S to leave, and leave no file behind. Every subscriber has left then."""

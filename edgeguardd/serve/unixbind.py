@@ -68,6 +68,16 @@ class Claim:
         self._place = place
         self._inode = (found.st_dev, found.st_ino)
 
+    def stands(self) -> bool:
+        """Whether the file is still the one that was made; what cannot be told counts as so."""
+        try:
+            found = os.stat(self._path, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        return (found.st_dev, found.st_ino) == self._inode
+
     def remove_file(self) -> None:
         """Unlink the socket file, if it is still the one that was made.
 
