@@ -359,7 +359,7 @@ FIELDS = {
     "drained": "Whether all of them ended by themselves.",
     "epoch": "The protocol's: numbers of commands hold for it.",
     "exit_status": "Its exit status, negative for a signal.",
-    "freed_bytes": "What left needed bytes, as measured.",
+    "freed_bytes": "What left needed bytes, as measured; each byte counts for the first command to end after it left.",
     "from": "memory.high before, in bytes.",
     "http": "address:port, or null.",
     "judged_by": "What is judged instead.",

@@ -159,6 +159,7 @@ def kept_command(one: Outstanding) -> KeptCommand:
         one.claimed_bytes,
         one.message,
         one.told,
+        one.credited_bytes,
     )
 
 
@@ -224,6 +225,7 @@ def _recall_subscriber(
                 one.claimed_bytes,
                 one.message,
                 one.told,
+                one.credited_bytes,
             ),
             now + VERIFY_S,
             out,
