@@ -271,7 +271,8 @@ MEANINGS = {
     "EndedCommand.outcome": "How it ended, see the [protocol](protocol.md#commands).",
     "EndedCommand.took_s": "From sending to the end.",
     "EndedCommand.claimed_bytes": "What the subscriber says it gave back.",
-    "EndedCommand.freed_bytes": "What left needed bytes, as measured.",
+    "EndedCommand.freed_bytes": "What left needed bytes, as measured; each byte counts for the first command to end "
+    "after it left.",
     "EndedCommand.subscriber": "Who was asked.",
     "EndedCommand.age_s": "Since it ended.",
     "EndedCommand.message": "What the subscriber said to it.",

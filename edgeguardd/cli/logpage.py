@@ -233,7 +233,7 @@ SECTIONS: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 ),
                 "It has its outcome; info for done and superseded.",
             ),
-            Row("late_ack", "info", ("target", "subscriber", "seq", "status"), "An ack after the command had ended."),
+            Row("late_ack", "info", ("target", "subscriber", "seq", "status"), "An ack after the command had ended: too late, or under way when a newer one took its place."),
             Row(
                 "escalated",
                 "warning",
@@ -371,7 +371,7 @@ FIELDS = {
     "drained": "Whether all of them ended by themselves.",
     "epoch": "The protocol's: numbers of commands hold for it.",
     "exit_status": "Its exit status, negative for a signal.",
-    "freed_bytes": "What left needed bytes, as measured.",
+    "freed_bytes": "What left needed bytes, as measured; each byte counts for the first command to end after it left.",
     "from": "memory.high before, in bytes.",
     "place": "The address and port, or the path, that is listened on.",
     "http": "address:port, or null.",

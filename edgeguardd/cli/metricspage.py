@@ -96,7 +96,8 @@ LABELS = {
     + ", ".join(f"`{outcome.value}`" for outcome in Outcome)
     + "; a last resort: `done`, `failed`, `thawed`; what became of `memory.high`: `raised` or `refused`, then "
     "`restored`, `changed` by somebody else, `gone` with its cgroup, or `failed` to be put back, to be tried again.",
-    "source": "`claimed` in acks, or `measured` in needed bytes.",
+    "source": "`claimed` in acks, or `measured` in needed bytes of the target: each byte counts once, however many "
+    "were asked.",
     "delay": "What for: `reclaim`, `thrashing` (its own pages, again), or `swap_in`.",
     "rule": "The rule's name (`[[oom_score]]`).",
     "result": "`applied` or `rejected`.",

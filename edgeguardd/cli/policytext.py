@@ -1,6 +1,6 @@
-"""The generated blocks of docs/explanation/policy.md: marks, ladder, counters, outcomes, and the two state diagrams.
+"""The generated blocks of docs/explanation/policy.md: marks, ladder, counters, outcomes, the check, and the two state diagrams.
 
-Must not: hold facts of its own. Upstream: core.config, core.policy, core.relief, protocoltext.
+Must not: hold facts of its own. Upstream: core.commands, core.config, core.policy, core.relief, protocoltext.
 Downstream: reference.
 """
 
@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 
 from edgeguardd.cli import protocoltext
+from edgeguardd.core.commands import EFFECT_SHARE, VERIFY_S
 from edgeguardd.core.config import Mark, Policy, Step
 from edgeguardd.core.model import Level, Outcome
 from edgeguardd.core.policy import COUNTER_LEVELS
@@ -54,6 +55,11 @@ def _outcomes() -> str:
     )
 
 
+def _check() -> str:
+    share = f"at least {EFFECT_SHARE:.0%} of what was asked for"
+    return f"A `done` is checked: {share} has to leave needed bytes within {VERIFY_S:g} s of it.\n"
+
+
 def _levels() -> str:
     up = [f"    {a.word} --> {b.word}: at once" for a in Level for b in Level if b > a]
     down = [f"    {level.word} --> {Level(level - 1).word}: after the dwell" for level in Level if level]
@@ -70,6 +76,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "ladder": _ladder,
     "counters": _counters,
     "outcomes": _outcomes,
+    "check": _check,
     "levels": _levels,
     "relief": _relief,
 }

@@ -171,7 +171,8 @@ def _command(parser: argparse.ArgumentParser) -> str:
         lines += ["| Argument | Meaning |\n|---|---|", *rows, ""]
     if parser.epilog:
         lines.append(f"{parser.epilog}\n")
-    lines += [f"- `{line}`: {what}" for line, what in examples.of(parser.prog)]
+    if shown := [f"- `{line}`: {what}" for line, what in examples.of(parser.prog)]:
+        lines += [*shown, ""]
     return "\n".join(lines)
 
 

@@ -39,8 +39,9 @@ class Numbers(Struct):
 class Outstanding(Struct):
     """A command on its way. `done`: the subscriber says so, and memory is being looked at.
 
-    subscriber  below 0: it was there before the daemon was restarted, and has not come back yet
-    told        whether the subscriber has heard of it
+    subscriber      below 0: it was there before the daemon was restarted, and has not come back yet
+    told            whether the subscriber has heard of it
+    credited_bytes  what has left since delivery, and was counted for another command that ended before
     """
 
     command: Command
@@ -53,6 +54,7 @@ class Outstanding(Struct):
     claimed_bytes: int | None = None
     message: str | None = None
     told: bool = True
+    credited_bytes: int = 0
 
     def freed_bytes(self, at: Situation) -> int | None:
         """What has left needed bytes since delivery; None: not known."""
@@ -161,6 +163,7 @@ class Commands:
         out.append(CancelTimer(self._key("deadline", command.seq)))
         if one.done:
             out.append(CancelTimer(self._key("verify", command.seq)))
+        freed_bytes = self._credit(one, at) if command.action in FREEING else None
         out.append(
             CommandEnded(
                 one.subscriber,
@@ -170,10 +173,22 @@ class Commands:
                 outcome,
                 at.now - one.sent_at,
                 one.claimed_bytes,
-                one.freed_bytes(at) if command.action in FREEING else None,
+                freed_bytes,
                 one.message,
             )
         )
+
+    def _credit(self, one: Outstanding, at: Situation) -> int | None:
+        """What this one is credited with: each byte goes to the first command that ends after it has left."""
+        left = one.freed_bytes(at)
+        if left is None:
+            return None
+        own = left - one.credited_bytes
+        for other in self.outstanding.values():
+            if other.command.action in FREEING:
+                seen = (other.freed_bytes(at) or 0) - other.credited_bytes
+                other.credited_bytes += max(0, min(own, seen))
+        return own
 
     def _key(self, kind: str, seq: int) -> str:
         return f"{kind}:{seq}:{self.target}"

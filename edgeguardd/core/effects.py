@@ -136,7 +136,8 @@ class Thaw(Struct, frozen=True, tag=True):
 class CommandEnded(Struct, frozen=True, tag=True):
     """A command has its outcome, once. `outcome` is one of model.Outcome.
 
-    freed_bytes is what left the target's needed bytes between delivery and the end, as measured; None: unknown.
+    freed_bytes is what left the target's needed bytes between delivery and the end, as measured, less what another
+    command was credited with meanwhile; None: unknown.
     """
 
     subscriber: int

@@ -61,7 +61,7 @@ class Moment(Struct, frozen=True):
 class Incident(Struct):
     """One incident. Times are wall-clock seconds; the story and the curve reach a little to either side.
 
-    commands does not count restores; freed_bytes is what left while commands were out, counted once where several were;
+    commands does not count restores; freed_bytes is what left while commands were out;
     untold is how much of the story was too much to keep.
     """
 
@@ -105,7 +105,6 @@ class _Watch:
         self._settling: dict[str, Incident] = {}
         self._before: dict[str, deque[Point]] = {}
         # target -> until when the bytes freed have been counted, and how many there were
-        self._counted: dict[str, tuple[float, int]] = {}
 
     def take(self, step: Opened | Step) -> None:
         """The next step."""
@@ -171,23 +170,12 @@ class _Watch:
         incident.commands += decision.kind is Kind.COMMAND and decision.what != Action.RESTORE
         incident.last_resorts += decision.kind is Kind.LAST_RESORT and decision.what != "thaw"
         if isinstance(change, CommandEnded):
-            self._freed(incident, decision.now, change)
+            incident.freed_bytes += max(0, change.freed_bytes or 0)
         if isinstance(change, AnnounceLevel):
             incident.levels.append((decision.wall_s, change.level))
             incident.worst = max(incident.worst, change.level)
             if change.level is Level.NORMAL:
                 self._over(decision.target, decision.wall_s, HowEnded.NORMAL)
-
-    def _freed(self, incident: Incident, now: float, end: CommandEnded) -> None:
-        """Bytes that left while two commands were out were measured by both."""
-        freed = max(0, end.freed_bytes or 0)
-        until, counted = self._counted.get(end.target, (0.0, 0))
-        if now - end.took_s < until:
-            freed, counted = max(0, freed - counted), max(freed, counted)
-        else:
-            counted = freed
-        self._counted[end.target] = (now, counted)
-        incident.freed_bytes += freed
 
     def _rise(self, decision: Decision) -> None:
         incident = Incident(decision.target, decision.wall_s, decision.wall_s, Level.NORMAL)

@@ -44,6 +44,7 @@ class KeptCommand(Struct, frozen=True):
     claimed_bytes: int | None = None
     message: str | None = None
     told: bool = True
+    credited_bytes: int = 0
 
 
 class KeptSubscriber(Struct, frozen=True):

@@ -158,6 +158,7 @@ def kept_command(one: Outstanding) -> KeptCommand:
         one.claimed_bytes,
         one.message,
         one.told,
+        one.credited_bytes,
     )
 
 
@@ -223,6 +224,7 @@ def _recall_subscriber(
                 one.claimed_bytes,
                 one.message,
                 one.told,
+                one.credited_bytes,
             ),
             back_by,
             now + VERIFY_S,

@@ -32,6 +32,7 @@ from edgeguardd.conformance.cases import CASES
 from edgeguardd.conformance.peer import Peer
 from edgeguardd.conformance.script import How, bytes_of, lines_of
 from edgeguardd.core import configpolicy, configtable, wire
+from edgeguardd.core.commands import VERIFY_S
 from edgeguardd.core.config import Config
 from edgeguardd.core.configparse import read
 from edgeguardd.core.model import Action, Outcome, Parameters
@@ -79,6 +80,12 @@ def test_the_policy_page_is_up_to_date() -> None:
     page = (ROOT / "docs/explanation/policy.md").read_text()
     assert policytext.fill(page) == page, "docs/explanation/policy.md is out of date: run `make docs`"
     assert set(re.findall(r"<!-- generated: (\w+) -->", page)) == set(policytext.BLOCKS)
+
+
+def test_the_alert_on_trims_says_how_long_their_bytes_have() -> None:
+    """The same figure as on the policy page."""
+    page = (ROOT / "docs/how-to/alert.md").read_text()
+    assert f"has left its needed bytes within {VERIFY_S:g} s." in page
 
 
 def test_every_key_and_every_command_is_on_its_page() -> None:

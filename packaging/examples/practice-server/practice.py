@@ -2,14 +2,16 @@
 
 As root on a machine with cgroup v2 it makes a cgroup of its own, limits it and lives in it. Elsewhere it writes into a
 directory of plain files what the kernel would say of such a cgroup, and holds no memory at all: edgeguardd reads the
-same figures. docs/tutorial/first-pressure.md leads through it. With --service it is a server like any other, in a
-container or a unit that has limited it (docs/how-to/docker.md).
+same figures. docs/tutorial/first-pressure.md leads through it. With --beside it runs another program where the practice
+server lives, so that its memory counts there too. With --service it is a server like any other, in a container or a
+unit that has limited it (docs/how-to/docker.md).
 """
 
 import argparse
 import contextlib
 import mmap
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -51,10 +53,16 @@ class KernelCgroup:
     root, path, limit = ROOT, "/edgeguardd-practice", LIMIT
     says = "the kernel counts"
 
-    def __init__(self) -> None:
+    def __init__(self, *, made: bool = False) -> None:
+        """`made`: the practice server has made it, and another program comes in."""
         os.stat(f"{ROOT}/cgroup.controllers")  # else it is version 1
         with open("/proc/self/cgroup") as file:
             self._before = next(line.strip()[3:] for line in file if line.startswith("0::"))
+        if not made:
+            self._make()
+        self._write(f"{self.path}/cgroup.procs", str(os.getpid()))
+
+    def _make(self) -> None:
         with contextlib.suppress(OSError):  # most often it is on already
             self._write("/cgroup.subtree_control", "+memory")
         with contextlib.suppress(FileNotFoundError):
@@ -63,7 +71,6 @@ class KernelCgroup:
         self._write(f"{self.path}/memory.max", str(LIMIT))
         with contextlib.suppress(FileNotFoundError):  # a kernel without swap
             self._write(f"{self.path}/memory.swap.max", "0")
-        self._write(f"{self.path}/cgroup.procs", str(os.getpid()))
 
     def hold(self, size: int) -> mmap.mmap:
         """Memory that is really taken."""
@@ -73,9 +80,10 @@ class KernelCgroup:
         """Nothing to do."""
 
     def close(self) -> None:
-        """Leave it and take it away."""
+        """Leave it; whoever is the last takes it away."""
         self._write(f"{self._before.rstrip('/')}/cgroup.procs", str(os.getpid()))
-        os.rmdir(ROOT + self.path)
+        with contextlib.suppress(OSError):  # somebody is still inside
+            os.rmdir(ROOT + self.path)
 
     def _write(self, name: str, text: str) -> None:
         with open(ROOT + name, "w") as file:
@@ -131,6 +139,9 @@ class PlainFiles:
 
     def __init__(self, directory: str) -> None:
         self.root = f"{directory}/cgroup"
+        self._beside = f"{directory}/beside"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._beside)  # of the time before
         os.makedirs(self.root + self.path, exist_ok=True)
         self._write("/cgroup.controllers", "memory\n")
         self._write(f"{self.path}/memory.max", f"{LIMIT}\n")
@@ -144,7 +155,8 @@ class PlainFiles:
         """Nothing is taken."""
 
     def count(self, needed: int) -> None:
-        """Say how much it would be; above the limit, do what the kernel does."""
+        """Say how much it would be, with the program beside; above the limit, do what the kernel does."""
+        needed += self._taken_beside()
         self._write(f"{self.path}/memory.stat", f"anon {needed}\n{_OTHERS}")
         self._write(f"{self.path}/memory.current", f"{needed}\n")
         if needed > LIMIT:
@@ -153,12 +165,42 @@ class PlainFiles:
     def close(self) -> None:
         """The files stay, to be looked at."""
 
+    def _taken_beside(self) -> int:
+        with contextlib.suppress(OSError, ValueError):  # there is none, or none any more
+            with open(self._beside) as file:
+                pid, at_first = map(int, file.read().split())
+            return max(0, anonymous(pid) - at_first)
+        return 0
+
     def _write(self, name: str, text: str) -> None:
         # In place, as the kernel does: edgeguardd keeps its files open.
         fd = os.open(self.root + name, os.O_WRONLY | os.O_CREAT, 0o644)
         os.pwrite(fd, text.encode(), 0)
         os.ftruncate(fd, len(text))
         os.close(fd)
+
+
+class BesidePlainFiles:
+    """Another program's part in them: the practice server adds what this process takes from now on."""
+
+    def __init__(self, directory: str) -> None:
+        self._path = f"{directory}/beside"
+        with open(self._path, "w") as file:
+            file.write(f"{os.getpid()} {anonymous(os.getpid())}\n")
+
+    def close(self) -> None:
+        """It counts no longer."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+
+def anonymous(pid: int) -> int:
+    """A process's own memory. Raises OSError or ValueError where there is no such process."""
+    with open(f"/proc/{pid}/status") as file:
+        for line in file:
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    raise ValueError(f"process {pid} has no memory")
 
 
 Cgroup = KernelCgroup | OwnCgroup | PlainFiles
@@ -240,13 +282,28 @@ def prepare(directory: str) -> tuple[Cgroup, str]:
     return cgroup, socket
 
 
+def run_beside(program: str, directory: str) -> None:
+    """Run a Python program in the practice server's memory, until it is interrupted."""
+    os.environ["EDGEGUARDD_SOCKET"] = f"{directory}/edgeguardd.sock"
+    place: KernelCgroup | BesidePlainFiles
+    try:
+        place = KernelCgroup(made=True)
+    except (OSError, StopIteration):
+        place = BesidePlainFiles(directory)
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(place):
+        runpy.run_path(program, run_name="__main__")
+
+
 def main() -> None:
     """Serve until interrupted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--alone", action="store_true", help="do not subscribe")
     parser.add_argument("--service", action="store_true", help="be guarded in the cgroup that it is started in")
+    parser.add_argument("--beside", metavar="PROGRAM", help="run this Python program where the practice server lives")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what ends a container ends it as Ctrl-C does
+    if args.beside:
+        return run_beside(args.beside, os.path.abspath("practice"))
     cgroup, socket = (OwnCgroup(), None) if args.service else prepare(os.path.abspath("practice"))
     say(f"memory for {cgroup.limit // MIB} MiB in {cgroup.root}{cgroup.path}: {cgroup.says}")
     server = Server(cgroup)

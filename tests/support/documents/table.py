@@ -113,7 +113,7 @@ PAGES: dict[str, dict[str, Row]] = {
         "curl -s http://127.0.0.1:9464/metrics | grep '^edgeguardd_target_l\\|^edgeguardd_freed'": Here(),
         "edgeguardctl incidents --directory practice/state/recordings": Here(),
         "edgeguardctl incidents 1 --directory practice/state/recordings": Here(),
-        'env EDGEGUARDD_SOCKET="$PWD/practice/edgeguardd.sock" python mine.py': Here(stays=True),
+        "python packaging/examples/practice-server/practice.py --beside mine.py": Here(stays=True),
     },
     "docs/how-to/beside-systemd-oomd.md": {"oomctl": _OOMD},
     "README.md": {
@@ -165,6 +165,7 @@ PAGES: dict[str, dict[str, Row]] = {
         "edgeguardctl doctor --root DIR": _DOCTOR,
     },
     "docs/how-to/docker.md": {
+        "docker compose version": _DOCKER,
         "docker build -f packaging/oci/Containerfile -t localhost/edgeguardd .": _DOCKER,
         "docker build -f packaging/examples/practice-server/Containerfile -t localhost/practice-server"
         " packaging/examples/practice-server": _DOCKER,
@@ -292,7 +293,7 @@ PAGES: dict[str, dict[str, Row]] = {
             "systemd's own, with the reader's server"
         ),
         "pip install .": ByTest("tests/component/test_package.py::test_a_fresh_environment_runs_it"),
-        "pip install --no-deps . && pip install msgspec": _CLIENT,
+        "pip install msgspec && pip install --no-deps .": _CLIENT,
         "pip install '.[example]'": _SETUP,
         "python packaging/examples/onnx-server/server.py": _ONNX,
         """curl -d '{"input": "a text"}' http://127.0.0.1:8000/v1/embeddings""": _ONNX,
@@ -329,8 +330,9 @@ PAGES: dict[str, dict[str, Row]] = {
     },
     "docs/how-to/x86.md": {
         "edgeguardctl doctor": _BOARD,
-        "sed -i 's/^GRUB_CMDLINE_LINUX=\"\\?/&psi=1 /' /etc/default/grub": _BOARD,
-        "update-grub": _BOARD,
+        "grubby --update-kernel=ALL --args=psi=1": _BOARD,
+        "mkdir -p /etc/default/grub.d": _BOARD,
+        """echo 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX psi=1"' > /etc/default/grub.d/psi.cfg && update-grub""": _BOARD,
         "reboot": _BOARD,
         "/opt/edgeguardd/bin/pip install '.[nvml]'": _BOARD,
         "edgeguardctl check-config edgeguardd.toml": _BOARD,

@@ -260,7 +260,7 @@ def test_a_target_that_is_dropped_ends_its_incident() -> None:
 
 
 def test_bytes_that_two_commands_saw_leave_are_counted_once() -> None:
-    """Each measures the same needed bytes."""
+    """For the first that ends; what leaves after that is the other's."""
     script = Taped()
     script.join(1)
     script.join(2)
@@ -273,6 +273,20 @@ def test_bytes_that_two_commands_saw_leave_are_counted_once() -> None:
     (one,) = found(script)
     assert one.commands == 2
     assert one.freed_bytes == 200 * MIB
+
+
+def test_bytes_that_leave_one_after_another_are_all_counted() -> None:
+    """Two commands at once, of which each brought some."""
+    script = Taped()
+    script.join(1)
+    script.join(2)
+    script.need(700)
+    orders = [step for _, _, effects in script.steps for step in effects if type(step).__name__ == "Deliver"]
+    for order, needed in zip(orders, (650, 620), strict=True):
+        script.now += 0.1
+        script.need(needed)
+        script.ack(order.command, subscriber=order.subscriber)  # type: ignore[union-attr]
+    assert found(script)[0].freed_bytes == 80 * MIB
 
 
 def test_what_led_to_it_is_on_the_curve() -> None:

@@ -81,6 +81,41 @@ def test_a_command_ends_once_with_its_timers(done: bool) -> None:
     assert commands.outstanding == {}
 
 
+@pytest.mark.parametrize(
+    ("needed", "credited"),
+    [
+        ((800, 800), [200, 0]),  # either may have done it: once
+        ((950, 920), [50, 30]),  # one after another
+        ((1000, 900), [0, 100]),  # only the second's
+        ((900, 970), [100, -70]),  # and grown again
+    ],
+)
+def test_each_byte_is_credited_to_one_of_two_servers(needed: tuple[int, int], credited: list[int]) -> None:
+    """The first that ends after it has left; whether a trim has helped is the target's, not the server's."""
+    commands = Commands("llm", Numbers())
+    for server in (1, 2):
+        commands.send(server, Action.TRIM_KV_CACHE, TRIM, 5.0, PRESSED, [])
+    out: list[Effect] = []
+    for one, left in zip(list(commands.outstanding.values()), needed, strict=True):
+        at = Situation(now=11.0, level=Level.HIGH, reason="usage", pressing=True, needed_bytes=left)
+        assert one.helped(at) is (1000 - left >= EFFECT_SHARE * 100)
+        commands.end(one, Outcome.DONE, at, out)
+    assert [ended.freed_bytes for ended in out if isinstance(ended, CommandEnded)] == credited
+
+
+def test_what_left_before_the_second_was_asked_stays_with_the_first() -> None:
+    """The younger ends first, and takes only what has left since it was sent."""
+    commands = Commands("llm", Numbers())
+    out: list[Effect] = []
+    for server, needed in ((1, 1000), (2, 900)):
+        at = Situation(now=10.0, level=Level.HIGH, reason="usage", pressing=True, needed_bytes=needed)
+        commands.send(server, Action.TRIM_KV_CACHE, TRIM, 5.0, at, [])
+    at = Situation(now=11.0, level=Level.HIGH, reason="usage", pressing=True, needed_bytes=860)
+    for seq in (2, 1):
+        commands.end(commands.outstanding[seq], Outcome.DONE, at, out)
+    assert [ended.freed_bytes for ended in out if isinstance(ended, CommandEnded)] == [40, 100]
+
+
 def test_an_answer_that_comes_too_late_is_noted_and_one_to_nothing_is_refused() -> None:
     """With all that there is to say of it."""
     commands, one = sent()
