@@ -233,7 +233,12 @@ SECTIONS: tuple[tuple[str, tuple[Row, ...]], ...] = (
                 ),
                 "It has its outcome; info for done and superseded.",
             ),
-            Row("late_ack", "info", ("target", "subscriber", "seq", "status"), "An ack after the command had ended: too late, or under way when a newer one took its place."),
+            Row(
+                "late_ack",
+                "info",
+                ("target", "subscriber", "seq", "status"),
+                "An ack after the command had ended: too late, or under way when a newer one took its place.",
+            ),
             Row(
                 "escalated",
                 "warning",

@@ -1,4 +1,4 @@
-"""The generated blocks of docs/explanation/policy.md: marks, ladder, counters, outcomes, the check, and the two state diagrams.
+"""The generated blocks of docs/explanation/policy.md: marks, ladder, counters, outcomes, the check, state diagrams.
 
 Must not: hold facts of its own. Upstream: core.commands, core.config, core.policy, core.relief, protocoltext.
 Downstream: reference.

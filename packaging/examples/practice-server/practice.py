@@ -303,7 +303,8 @@ def main() -> None:
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what ends a container ends it as Ctrl-C does
     if args.beside:
-        return run_beside(args.beside, os.path.abspath("practice"))
+        run_beside(args.beside, os.path.abspath("practice"))
+        return
     cgroup, socket = (OwnCgroup(), None) if args.service else prepare(os.path.abspath("practice"))
     say(f"memory for {cgroup.limit // MIB} MiB in {cgroup.root}{cgroup.path}: {cgroup.says}")
     server = Server(cgroup)
