@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
     config = with_options(common.read_config(args.config), args)
     if args.check:
-        print("edgeguardd: the configuration is ok")
+        missing = "" if common.config_path(args.config) else f": {common.DEFAULT_CONFIG} is missing, so the defaults"
+        print(f"edgeguardd: the configuration is ok{missing}")
         return common.OK
     # A machine-wide setting of some other program's: with it, the metrics library would keep figures in files there.
     for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):

@@ -40,8 +40,9 @@ MEANINGS = {
     "pong.id": "The id of the ping.",
     "welcome.epoch": "Changes when the daemon has lost its state: numbers begin again, old commands are void.",
     "welcome.target": "The target's name as the daemon knows it; null for an observer of all.",
-    "welcome.level": "Its level now.",
-    "welcome.max_batch_ratio": "In force now: share of the configured batch that may run.",
+    "welcome.level": "Its level now; of an observer of all the worst there is. The levels of each come as they change.",
+    "welcome.max_batch_ratio": "In force now: share of the configured batch that may run. Without a target this and "
+    "the next two say nothing: 1.0 and true.",
     "welcome.accept_requests": "In force now: whether new requests may be taken.",
     "welcome.model_loaded": "In force now: whether the model may be in memory.",
     "welcome.heartbeat_s": "A peer that is silent for this long is pinged.",

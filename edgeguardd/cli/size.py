@@ -56,7 +56,7 @@ def add(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         help="peak of a real run: a size, or the cgroup's directory, whose memory.peak is read; without MODEL, all "
         "that is gone by",
     )
-    option("--unit", metavar="UNIT", type=_unit, default="llama-server.service", help="the server's unit")
+    option("--unit", metavar="UNIT", type=_unit, help="the server's unit (default: llama-server.service for a MODEL)")
     option("--toml", action="store_true", help="print only the configuration")
     parser.set_defaults(run=run, usage_error=parser.error)
 
@@ -87,14 +87,16 @@ def run(args: argparse.Namespace) -> int:
         measured_bytes=None if args.measured is None else _measured(args.measured),
     )
     advice = advise(wish)
+    # A name that provision refuses, as systemd knows no such unit: which server was measured is not known here.
+    unit = args.unit or ("NAME.service" if wish.model is None else "llama-server.service")
     if args.toml:
-        print(_toml(advice, args.unit), end="")
+        print(_toml(advice, unit), end="")
         return common.OK
     if wish.model is not None:
         print(f"{wish.model.name} ({wish.model.architecture})\n")
     for line in advice.lines:
         print(f"{line.what:<22} {line.size_bytes / _MIB:>9.1f}M  {line.how}")
-    print(f"\nedgeguardd.toml:\n\n{_toml(advice, args.unit)}")
+    print(f"\nedgeguardd.toml:\n\n{_toml(advice, unit)}")
     if advice.flags is not None:
         print(f"llama-server:\n\n{_flags(advice.flags, args.model)}\n")
     print(NEXT)

@@ -90,6 +90,12 @@ def _left(wish: Wish) -> tuple[list[Line], int]:
     """What the server may have, and how it comes about."""
     free = max(int(wish.ram_bytes * FREE_SHARE), LEAST_FREE_BYTES)
     left = wish.ram_bytes - wish.others_bytes - free
+    if left <= 0:
+        raise SizingError(
+            f"cannot fit a server: what else runs ({math.ceil(wish.others_bytes / MIB)}M) and what stays free "
+            f"({math.ceil(free / MIB)}M) need {math.ceil(-left / MIB)}M more than the {wish.ram_bytes // MIB}M there "
+            "are; run less beside it, or correct --others and --ram"
+        )
     lines = [
         Line("RAM", wish.ram_bytes, "all there is"),
         Line("- other services", -wish.others_bytes, "what must live beside the server"),
@@ -107,7 +113,7 @@ def _of_measured(wish: Wish, lines: list[Line], left: int) -> Advice:
     if peak > room:
         raise SizingError(
             f"cannot fit a server that took {math.ceil(peak / MIB)}M: that is {math.ceil((peak - room) / MIB)}M more "
-            f"than the {max(room, 0) // MIB}M below memory_high; run less beside it, or serve something smaller"
+            f"than the {room // MIB}M below memory_high; run less beside it, or serve something smaller"
         )
     high, limit = _limits(peak * 1.1, left)
     low = min(peak, high) // MIB * MIB
@@ -206,7 +212,7 @@ def _does_not_fit(wish: Wish, model: Model, rest: int, left: int, tokens: int) -
     room = int(left * HIGH_SHARE)
     return (
         f"cannot fit {model.name} with {tokens} tokens x {wish.parallel}: it holds {math.ceil(rest / MIB)}M at "
-        f"rest, {math.ceil((rest - room) / MIB)}M more than the {max(room, 0) // MIB}M below memory_high; write a "
+        f"rest, {math.ceil((rest - room) / MIB)}M more than the {room // MIB}M below memory_high; write a "
         "smaller --ctx-size, fewer slots, --cache-type-k q8_0 --cache-type-v q8_0, or take a smaller model"
     )
 

@@ -260,3 +260,20 @@ def test_a_peak_is_read_from_a_cgroup(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "= measured instead        3072.0M" in capsys.readouterr().out
     assert edgeguardctl.main([*words, "nonsense"]) == 2
     assert "neither a size" in capsys.readouterr().err
+
+
+def test_others_that_need_more_than_there_is_are_said_by_how_much(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not as a server that is too large for nothing."""
+    assert edgeguardctl.main(["size", "--measured", "900M", "--ram", "8G", "--others", "9G"]) == 1
+    said = capsys.readouterr().err
+    assert "cannot fit a server: what else runs (9216M)" in said
+    assert "more than the 8192M there are" in said
+
+
+def test_whose_peak_it_was_is_for_the_operator_to_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """A unit of another server would get limits that are none of its business."""
+    words = ["size", "--measured", "900M", "--ram", "8G", "--others", "1G", "--toml"]
+    assert edgeguardctl.main(words) == 0
+    assert 'name = "NAME.service"' in capsys.readouterr().out
+    assert edgeguardctl.main([*words, "--unit", "mine.service"]) == 0
+    assert 'name = "mine.service"' in capsys.readouterr().out
