@@ -328,9 +328,9 @@ def judge(stage: Stage, case: Case, since: int, words: int) -> None:
     for fact in stage.daemon.all_facts()[since:]:
         if fact["event"] == "defect":
             case.wrong.append(f"a defect: {fact.get('what')}: {fact.get('exception')}")
-    for line in stage.daemon.words[words:]:
-        if not line.startswith("edgeguardd: "):
-            case.wrong.append(f"said, and no sentence: {line}")
+    no_sentence = [line for line in stage.daemon.words[words:] if not line.startswith("edgeguardd: ")]
+    if no_sentence:
+        case.wrong.append("said, and no sentence: " + "\n".join(no_sentence))
 
 
 def hits(stage: Stage, case: Case) -> int:

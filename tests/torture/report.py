@@ -150,8 +150,16 @@ def _whole(rows: Sequence[Row]) -> int:
 
 
 def calls_wrong(cases: Sequence[Row]) -> str:
-    """Each case that left something, with what it left."""
-    return "\n".join(f"{case['text']}\n    {sentence}" for case in cases for sentence in sorted(set(case["wrong"])))
+    """Each case that left something, with what it left; of a traceback, which names files of this machine, the end."""
+    return "\n".join(
+        f"{case['text']}\n    {sentence}" for case in cases for sentence in dict.fromkeys(map(_briefly, case["wrong"]))
+    )
+
+
+def _briefly(sentence: str) -> str:
+    if "Traceback" not in sentence:
+        return sentence
+    return f"{sentence.partition('Traceback')[0]}{sentence.strip().splitlines()[-1].strip()}"
 
 
 def soak(growth: Row) -> str:

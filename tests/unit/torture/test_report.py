@@ -58,3 +58,12 @@ def test_memory_that_grows_from_round_to_round_is_told() -> None:
     assert not flat
     assert text.startswith("Resident memory: +99 ± 15 KiB a round")
     assert report.memory(rounds(100)[:4])[0]
+
+
+def test_a_traceback_is_its_last_line() -> None:
+    """What it names besides are files of the machine that it was made on."""
+    trace = 'a defect: _save: Traceback (most recent call last):\n  File "/home/x/y.py", line 1\nOSError: no memory\n'
+    case = {"text": "os.fstat failing", "wrong": [trace, "two limits are left"]}
+    assert report.calls_wrong([case]) == (
+        "os.fstat failing\n    a defect: _save: OSError: no memory\nos.fstat failing\n    two limits are left"
+    )
