@@ -29,6 +29,7 @@ from edgeguardd.core.config import (
     WatchSpec,
 )
 from edgeguardd.core.configlines import key_lines
+from edgeguardd.core.confignames import check_address
 from edgeguardd.core.configparse import parse, read
 from edgeguardd.core.configtext import render
 from edgeguardd.core.model import Action, LastResort
@@ -104,6 +105,17 @@ sizes = st.integers(1, 2**63 - 1)
 
 
 shares = st.floats(0.001, 1.0)
+
+
+def _can_be_bound(address: str) -> bool:
+    try:
+        check_address(address)
+    except ValueError:
+        return False
+    return True
+
+
+addresses = st.ip_addresses().map(str).filter(_can_be_bound)
 services = st.sampled_from(["a.service", "llama@main.service"])
 
 
@@ -230,7 +242,7 @@ configs = st.builds(
         heartbeat_s=seconds,
         stall_s=seconds,
     ),
-    http=st.builds(HttpConfig, enabled=st.booleans(), address=st.ip_addresses().map(str), port=st.integers(0, 65535)),
+    http=st.builds(HttpConfig, enabled=st.booleans(), address=addresses, port=st.integers(0, 65535)),
     sampling=st.builds(SamplingConfig, fast_s=st.floats(0.01, 1.0), slow_s=st.floats(1.0, 60.0)),
     log=st.builds(
         LogConfig, format=st.sampled_from(["auto", "json", "text"]), level=st.sampled_from(["debug", "error"])

@@ -288,13 +288,15 @@ def at_start(stage: Stage, case: Case) -> None:
         """It has ended, or runs; of one whose log is what fails, only its pages tell."""
         return not stage.daemon.alive or len(stage.daemon.facts("started")) > started or stage.answers()
 
-    eventually(decided, SETTLE_S)
+    if not within(decided, SETTLE_S):
+        case.wrong.append(f"neither ends nor starts; last said: {stage.daemon.log_text()[-300:]}")
+        stage.daemon.kill()
     if stage.daemon.alive:
         case.hits += hits(stage, case)
         stage.daemon.ask("heal")
     else:
         case.hits, case.died = case.hits + 1, True
-        if stage.daemon.process is not None and stage.daemon.process.returncode not in (1, 2):
+        if not case.wrong and stage.daemon.process is not None and stage.daemon.process.returncode not in (1, 2):
             case.wrong.append(f"the daemon ended with {stage.daemon.process.returncode}")
         stage.daemon.start()
     try:

@@ -165,7 +165,7 @@ def _robbed(world: World, since: Before) -> Iterator[str]:
     for name in SERVERS:
         journal = [entry for entry in _journal(world, since, name) if entry["what"] == "command"]
         trims = [e for e in journal if e["line"]["action"] == "trim_kv_cache"]
-        goals = [e["line"]["parameters"]["needed_target_bytes"] or 0 for e in trims]
+        goals = [e["line"]["parameters"].get("needed_target_bytes") or 0 for e in trims]
         lowest = min((e["needed"] - e["freed"] for e in trims if e["freed"]), default=None)
         if lowest is not None and lowest < min(goals) - NOISE_BYTES:
             yield f"{name} was brought down to {lowest / MIB:.1f} MiB, where {min(goals) / MIB:.1f} MiB was the goal"
