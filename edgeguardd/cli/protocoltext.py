@@ -170,7 +170,8 @@ if it did not, and hands capacity back afterwards. It is plain enough for sixty 
 
 ## Rules
 
-- **State, not edges.** Whoever connects is told the state; nothing depends on having seen what came before.
+- **State, not edges.** Whoever connects for a target is told its state; nothing depends on having seen what came
+  before. An observer of all is told the worst level, and each target's as it changes.
 - **Absolute parameters.** `max_batch_ratio: 0.5` is half of the *configured* batch, never half of now. Obeying a
   command twice is harmless, and a newer command of the same action replaces an unsent older one.
 - **Lasting and single.** `trim_kv_cache` is done once for each number. The others stay in force until a later command
