@@ -35,6 +35,18 @@ ACCEPTS_PER_TURN = 16
 BACKLOG = 1024
 
 
+def _lengthen_queue(listener: int) -> None:
+    """Have the kernel queue BACKLOG connections. Raises OSError."""
+    same = os.dup(listener)
+    try:
+        sock = socket.socket(fileno=same)
+    except OSError:
+        os.close(same)
+        raise
+    with sock:
+        sock.listen(BACKLOG)
+
+
 class HttpServer:
     """Serves `routes`, a table of exact paths, and `open_routes`. Routes are synchronous and quick.
 
@@ -64,8 +76,7 @@ class HttpServer:
             server = await listen(lambda: HttpConnection(self), address, port, ACCEPTS_PER_TURN)
             try:
                 for listener in server.sockets:
-                    with socket.socket(fileno=os.dup(listener.fileno())) as same:
-                        same.listen(BACKLOG)
+                    _lengthen_queue(listener.fileno())
             except OSError:
                 server.close()
                 raise
