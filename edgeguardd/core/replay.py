@@ -215,11 +215,13 @@ class Changed:
         action = self._then.actions.get(key)
         if action is None:  # asked before the recording began, and known to both
             return ack
+        # A server may answer a command that has run out, when the same action has been asked again: late, then as now.
+        awaited = self._then.waiting.get((ack.subscriber, action), ack.seq)
         seq = self._now.waiting.get((ack.subscriber, action))
-        if seq is not None:
+        if seq is not None and awaited == ack.seq:
             answer: AckReceived = structs.replace(ack, seq=seq)
             return answer
-        if not self._then.waits(key) and self._now.actions.get(key) is action:  # late for both
+        if not self._then.waits(key) and seq != ack.seq and self._now.actions.get(key) is action:  # late for both
             return ack
         self.left_out["acks"] += 1
         return None

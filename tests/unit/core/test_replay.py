@@ -11,11 +11,11 @@ from edgeguardd.core.decisions import Kind, decisions
 from edgeguardd.core.difference import difference
 from edgeguardd.core.effects import AnnounceLevel, CommandEnded, Deliver, Effect, Note
 from edgeguardd.core.events import LastResortEnded, TargetAdded, TimerFired
-from edgeguardd.core.model import AckStatus, LastResort, Level, Outcome
+from edgeguardd.core.model import AckStatus, Action, LastResort, Level, Outcome
 from edgeguardd.core.recording import RecordingError, Segment
 from edgeguardd.core.replay import Changed, Opened, Step, recorded
 from tests.support.recordings import Taped, incident
-from tests.support.script import of
+from tests.support.script import notes, of
 
 
 def effects(steps: Iterable[Opened | Step]) -> list[Effect]:
@@ -339,6 +339,23 @@ def test_acks_go_to_the_command_of_the_same_action() -> None:
     assert (done.action, done.claimed_bytes) == (trim.action, trim.parameters.release_bytes)
     assert done.seq > trim.seq
     assert not changed.left_out
+
+
+def test_a_late_ack_is_not_taken_for_the_answer_to_the_next_command() -> None:
+    """A server that answers a trim that ran out, when another is on its way, has not answered that other one."""
+    script = Taped()
+    script.join()
+    script.need(650)
+    script.pass_time(8)
+    trims = [order.command for order in of(script.effects, Deliver) if order.command.action is Action.TRIM_KV_CACHE]
+    assert len(trims) > 1
+    script.ack(trims[0])
+    assert notes(script.effects, "late_ack")
+    changed = Changed(script.segments(), script.config)
+    assert effects(changed.steps()) == script.effects
+    assert not changed.left_out
+    earlier = effects(Changed(script.segments(), EARLY).steps())
+    assert Outcome.DONE not in {end.outcome for end in of(earlier, CommandEnded)}
 
 
 def test_acks_to_orders_that_were_not_given_are_left_out_and_counted() -> None:
