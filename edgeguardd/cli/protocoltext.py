@@ -179,9 +179,9 @@ if it did not, and hands capacity back afterwards. It is plain enough for sixty 
 - **Numbers.** `seq` rises within an `epoch`, and one number is one command; after a new epoch, forget the numbers of
   the old one.
 - **Told again.** A daemon that was restarted, updated or killed keeps its epoch. It tells each command again whose
-  answer it does not know of, with its number, its parameters and the time that is left. What has been carried out is
-  acked again with the same words and not carried out again; an ack that found no connection may be said as soon as the
-  welcome of the same epoch is there ([ADR 17](../adr/0017-what-survives-the-daemon.md)).
+  answer it does not know of, with its number, its parameters and the time that is left of its first deadline. What has
+  been carried out is acked again with the same words and not carried out again; an ack that found no connection may be
+  said as soon as the welcome of the same epoch is there ([ADR 17](../adr/0017-what-survives-the-daemon.md)).
 - **Acks.** One final ack a command; `accepted` before it is optional and does not extend the deadline. `done` is
   checked against the target's needed bytes. When a rung's commands are unanswered, failed, unsupported or ineffective,
   the next rung of the ladder follows at once.

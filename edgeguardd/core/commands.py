@@ -42,6 +42,7 @@ class Outstanding(Struct):
     subscriber      below 0: it was there before the daemon was restarted, and has not come back yet
     told            whether the subscriber has heard of it
     credited_bytes  what has left since delivery, and was counted for another command that ended before
+    ends_by         when it ends though its subscriber be still away: set by the first restart, moved by no later one
     """
 
     command: Command
@@ -55,6 +56,7 @@ class Outstanding(Struct):
     message: str | None = None
     told: bool = True
     credited_bytes: int = 0
+    ends_by: float | None = None
 
     def freed_bytes(self, at: Situation) -> int | None:
         """What has left needed bytes since delivery; None: not known."""
@@ -115,22 +117,26 @@ class Commands:
             out.append(Deliver(subscriber, command))
         out.append(SetTimer(self._key("deadline", seq), due_at))
 
-    def resume(self, one: Outstanding, back_by: float, verify_at: float, out: list[Effect]) -> None:
+    def resume(self, one: Outstanding, grace_s: float, now: float, out: list[Effect]) -> None:
         """One that was on its way before a restart still is; memory is looked at anew, if it was being looked at.
 
-        It does not end before `back_by`: nobody can answer before he is let in.
+        It does not end before the grace is over: nobody can answer before he is let in. But all restarts together
+        give it one grace behind its time, or behind the first start after that.
         """
         seq = one.command.seq
         self.outstanding[seq] = one
-        out.append(SetTimer(self._key("deadline", seq), max(one.due_at, back_by)))
+        if one.ends_by is None:
+            one.ends_by = max(one.due_at, now) + grace_s
+        out.append(SetTimer(self._key("deadline", seq), _end(one, now + grace_s)))
         if one.done:
-            out.append(SetTimer(self._key("verify", seq), verify_at))
+            out.append(SetTimer(self._key("verify", seq), now + VERIFY_S))
 
     def tell_again(self, one: Outstanding, least_s: float, now: float, out: list[Effect]) -> None:
-        """Its subscriber is here again: it has the time that is left, and `least_s` at least."""
-        left_s = max(least_s, one.due_at - now)
-        out.append(SetTimer(self._key("deadline", one.command.seq), now + left_s))
-        if not one.done:
+        """Its subscriber is here again: it has the time that is left, and `least_s` if that is within its grace."""
+        end = _end(one, now + least_s)
+        left_s = end - now
+        out.append(SetTimer(self._key("deadline", one.command.seq), end))
+        if not one.done and left_s > 0:
             out.append(Deliver(one.subscriber, structs.replace(one.command, deadline_s=left_s), again=one.told))
             one.told = True
 
@@ -192,3 +198,8 @@ class Commands:
 
     def _key(self, kind: str, seq: int) -> str:
         return f"{kind}:{seq}:{self.target}"
+
+
+def _end(one: Outstanding, wanted: float) -> float:
+    """When its time is over, if it is to have some until `wanted`: not before its deadline, and by `ends_by`."""
+    return max(one.due_at, wanted if one.ends_by is None else min(wanted, one.ends_by))

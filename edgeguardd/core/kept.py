@@ -33,6 +33,7 @@ class KeptCommand(Struct, frozen=True):
     """One command on its way, with all that it takes to tell it again and to judge its answer.
 
     told: its subscriber has heard of it; not, where it was given while that one was away.
+    ends_by: when it ends, however often the daemon is restarted from here on; None: no restart has been yet.
     """
 
     command: Command
@@ -45,6 +46,7 @@ class KeptCommand(Struct, frozen=True):
     message: str | None = None
     told: bool = True
     credited_bytes: int = 0
+    ends_by: float | None = None
 
 
 class KeptSubscriber(Struct, frozen=True):

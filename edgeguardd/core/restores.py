@@ -3,6 +3,8 @@
 Must not: choose what is in force (ledger does). Upstream: commands. Downstream: ledger, resume.
 """
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 from edgeguardd.core.commands import Commands
@@ -36,6 +38,13 @@ class Subscriber(Struct):
     pid: int = 0
 
 
+def arm_owed(target: str, subscribers: Iterable[Subscriber], out: list[Effect]) -> None:
+    """A target's one timer for it: for whoever is owed a restore first."""
+    owed = [one.restore_at for one in subscribers if one.restore_at is not None]
+    if owed:
+        out.append(SetTimer(f"owed:{target}", min(owed)))
+
+
 class Restores:
     """Those of one target's servers."""
 
@@ -54,6 +63,7 @@ class Restores:
         for subscriber in self._subscribers.values():
             if subscriber.restore_at is not None and subscriber.restore_at <= at.now:
                 self._send(subscriber, state, at, out)
+        arm_owed(self.target, self._subscribers.values(), out)
 
     def ended(self, subscriber: Subscriber, outcome: Outcome, at: Situation, out: list[Effect]) -> None:
         """What was restored is not in force any more; what could not be is tried again, for as long as it is owed."""
@@ -66,7 +76,7 @@ class Restores:
         if outcome is not Outcome.UNSUPPORTED:
             pause_s = min(LONGEST_PAUSE_S, RESTORE_PAUSE_S * 2.0 ** min(subscriber.restore_attempts, 8))
             subscriber.restore_at = at.now + pause_s
-            out.append(SetTimer(f"owed:{self.target}", self._first_owed()))
+            arm_owed(self.target, self._subscribers.values(), out)
 
     def _send(self, subscriber: Subscriber, state: InForce, at: Situation, out: list[Effect]) -> None:
         parameters = Parameters(
@@ -77,6 +87,3 @@ class Restores:
         subscriber.restore_attempts += 1
         subscriber.restore_at = None
         self._commands.send(subscriber.id, Action.RESTORE, parameters, RESTORE_DEADLINE_S, at, out)
-
-    def _first_owed(self) -> float:
-        return min(s.restore_at for s in self._subscribers.values() if s.restore_at is not None)

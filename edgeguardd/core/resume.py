@@ -11,7 +11,7 @@ Why so: docs/adr/0017.
 
 from msgspec import structs
 
-from edgeguardd.core.commands import VERIFY_S, Outstanding
+from edgeguardd.core.commands import Outstanding
 from edgeguardd.core.effects import Effect, Fact, Note, SetTimer
 from edgeguardd.core.events import AckReceived
 from edgeguardd.core.kept import Course, KeptCommand, KeptMachine, KeptSubscriber, KeptTarget
@@ -20,7 +20,7 @@ from edgeguardd.core.ledger import Ledger
 from edgeguardd.core.machine import MachineGauge
 from edgeguardd.core.model import AckStatus, Action, Level, Outcome
 from edgeguardd.core.policy import bounded_flaps
-from edgeguardd.core.restores import Subscriber
+from edgeguardd.core.restores import Subscriber, arm_owed
 from edgeguardd.core.target import Target
 
 # Whoever comes back in the last moment gets this long for what it is told again.
@@ -64,7 +64,8 @@ def recall(target: Target, kept: KeptTarget, now: float, wait_s: float, last_abs
     """Put a new target where the kept one was. Subscribers get numbers below last_absent; the last one is returned.
 
     A command ends after the grace at the earliest: nobody can answer before he is let in. Its own time stays what it
-    was, so that whoever is back soon has no more of it than is left, however often the daemon is restarted.
+    was, so that whoever is back soon has no more of it than is left; and several restarts add one grace to it, so that
+    it ends whoever stays away, however often the daemon is restarted.
     """
     _recall_figures(target, kept)
     ledger = target.ledger
@@ -72,6 +73,8 @@ def recall(target: Target, kept: KeptTarget, now: float, wait_s: float, last_abs
         last_absent -= 1
         _recall_subscriber(target, one, last_absent, now, wait_s, out)
     _begin_alike_anew(target, now, wait_s, out)
+    # One that falls due for somebody who is away is on its way until he is back.
+    arm_owed(target.name, ledger.subscribers.values(), out)
     known: dict[str, Fact] = {"target": target.name, "level": target.level.word, "rung": ledger.rung.word}
     fields = {**known, "outstanding": len(ledger.outstanding), "subscribers": len(kept.subscribers)}
     if target.level > Level.NORMAL or kept.subscribers:
@@ -123,13 +126,12 @@ def _begin_alike_anew(target: Target, now: float, wait_s: float, out: list[Effec
         told = {action: parameters for one in group for action, parameters in one.told.items()}
         owed = any(one.restore_at is not None for one in group)
         owed |= any(command.command.action is Action.RESTORE for command in commands)
+        owed_at = min((one.restore_at for one in group if one.restore_at is not None), default=back_by)
         for command in commands:
             ledger.commands.end(command, Outcome.LOST, at, out)
         for one in group:
             one.applied, one.told = {}, dict(told)
-            one.restore_at = back_by if owed else None
-        if owed:
-            out.append(SetTimer(f"owed:{target.name}", back_by))
+            one.restore_at = owed_at if owed else None
 
 
 def _can(subscriber: Subscriber, one: Outstanding) -> bool:
@@ -159,6 +161,7 @@ def kept_command(one: Outstanding) -> KeptCommand:
         one.message,
         one.told,
         one.credited_bytes,
+        one.ends_by,
     )
 
 
@@ -195,8 +198,7 @@ def _recall_figures(target: Target, kept: KeptTarget) -> None:
 def _recall_subscriber(
     target: Target, kept: KeptSubscriber, number: int, now: float, wait_s: float, out: list[Effect]
 ) -> None:
-    # Whoever comes back in the last moment has some time left; who does not has left before his time is over.
-    ledger, back_by = target.ledger, now + wait_s + LEAST_LEFT_S
+    ledger = target.ledger
     ledger.subscribers[number] = Subscriber(
         number,
         kept.name,
@@ -204,13 +206,11 @@ def _recall_subscriber(
         dict(kept.applied),
         dict(kept.told),
         kept.restore_attempts,
-        None if kept.restore_at is None else max(kept.restore_at, back_by),
+        kept.restore_at,
         kept.pid,
     )
     if kept.report is not None:
         target.reports[number] = kept.report
-    if kept.restore_at is not None:
-        out.append(SetTimer(f"owed:{target.name}", max(kept.restore_at, back_by)))
     for one in kept.commands:
         ledger.commands.resume(
             Outstanding(
@@ -225,8 +225,10 @@ def _recall_subscriber(
                 one.message,
                 one.told,
                 one.credited_bytes,
+                one.ends_by,
             ),
-            back_by,
-            now + VERIFY_S,
+            # Whoever comes back in the last moment has some time left; who does not has left before it is over.
+            wait_s + LEAST_LEFT_S,
+            now,
             out,
         )

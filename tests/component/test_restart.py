@@ -21,6 +21,17 @@ SEEDS = int(os.environ.get("EDGEGUARDD_RESTART_SEEDS", "2"))
 DEATHS = 3
 # A daemon is left alone for so long at most before it is killed anyway.
 LONGEST_S = 1.0
+# More of them than it takes.
+MANY_DEATHS = 8
+# Commands that have more time than a daemon lives, and less than it has for who is away.
+HURRIED = """
+[defaults.ladder]
+critical = [
+    { action = "trim_kv_cache", deadline = "2s" },
+    { action = "reduce_batch", max_batch_ratio = "25%", deadline = "2s" },
+    { action = "reject_requests", deadline = "2s" },
+]
+"""
 
 
 def test_kill_9_forgets_neither_level_nor_commands(place: str, llm: FakeCgroup) -> None:
@@ -61,6 +72,29 @@ def test_an_ack_that_comes_after_the_restart_counts(place: str, llm: FakeCgroup)
             second.send({"type": "ack", "seq": command["seq"], "status": "done", "effect": "none"})
             assert eventually(lambda: daemon.facts("late_ack"))
             assert second.of("error") == []
+
+
+def test_a_daemon_that_is_killed_again_and_again_escalates_all_the_same(place: str, llm: FakeCgroup) -> None:
+    """A server that is back each time and answers nothing: its commands expire at their first deadline."""
+    llm.usage(950 * MIB)
+    with activated(place, TARGET + HURRIED) as daemon:
+        with Subscriber(daemon.socket_path, HELLO, ack=None) as server:
+            first = server.wait_for("command", level="critical")
+            with_patience(daemon, LONGEST_S)
+        told = [first["deadline_s"]]
+        for _ in range(MANY_DEATHS):
+            daemon.start()
+            with Subscriber(daemon.socket_path, HELLO, ack=None) as server:
+                server.wait_for("welcome")
+                with_patience(daemon, LONGEST_S)
+                told += [line["deadline_s"] for line in server.of("command") if line["seq"] == first["seq"]]
+            if daemon.facts("escalated"):
+                break
+        ended = [(fact["seq"], fact["outcome"]) for fact in daemon.facts("command_ended")]
+        assert (first["seq"], "expired") in ended
+        assert daemon.facts("escalated")
+        assert told == sorted(told, reverse=True)
+        daemon.killed = True
 
 
 def test_kills_while_nobody_looked_are_told_once(place: str, llm: FakeCgroup) -> None:

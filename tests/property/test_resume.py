@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeguardd.core import resume
-from edgeguardd.core.effects import CommandEnded, Deliver
+from edgeguardd.core.config import UNLOAD_DEADLINE_S
+from edgeguardd.core.effects import CommandEnded, Deliver, Effect
 from edgeguardd.core.engine import Engine
 from edgeguardd.core.events import (
     AckReceived,
@@ -21,10 +22,15 @@ from edgeguardd.core.events import (
 )
 from edgeguardd.core.kept import KeptTarget
 from edgeguardd.core.model import AckStatus, Command, Level, MachineSample, Role
+from edgeguardd.core.restores import RESTORE_DEADLINE_S
 from tests.property.test_engine import STEPS, Shell
-from tests.support.script import Script
+from tests.support.script import EVERYTHING, Script
 
 WAIT_S = 5.0
+# For who is away, and what there is left at least for who is back in the last moment of it.
+GRACE_S = WAIT_S + resume.LEAST_LEFT_S
+# No command has more time than this.
+LONGEST_S = max(RESTORE_DEADLINE_S, UNLOAD_DEADLINE_S)
 # Longer than every dwell of a target that flaps, one after the other.
 SETTLED_S = 180
 # After these there is nothing that could come to anything.
@@ -39,6 +45,17 @@ class Runs(Script):
         self.shell = Shell()
         # number on the stage -> how it was let in
         self.let_in: dict[int, SubscriberJoined] = {}
+        # numbers of commands that are on their way after all the time that they can have
+        self.overdue: list[int] = []
+
+    def pass_time(self, seconds: float, every: float = 0.5, sample: bool = True) -> list[Effect]:
+        """As in any script, and a look at how long commands have been on their way."""
+        effects = super().pass_time(seconds, every, sample)
+        for target in self.engine.targets.values():
+            for seq, one in target.ledger.outstanding.items():
+                if self.now > one.sent_at + one.command.deadline_s + GRACE_S:
+                    self.overdue.append(seq)
+        return effects
 
     def take(self, fact: Event) -> None:
         """One fact, as the shell would tell it."""
@@ -117,24 +134,52 @@ def test_every_command_on_its_way_has_its_deadline(steps: list[tuple[Event | Non
 
 
 @settings(max_examples=150)
+@given(HISTORIES, st.booleans())
+def test_a_command_ends_by_its_first_deadline_and_one_grace(
+    steps: list[tuple[Event | None, float]], come_back: bool
+) -> None:
+    """However often the daemon is restarted, and whether or not who was subscribed comes back."""
+    assert play(steps, come_back=come_back).overdue == []
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0.01, 3)), max_size=40), st.sampled_from([850, 950, 1000]))
+def test_servers_that_answer_nothing_are_not_waited_for_anew_by_each_restart(
+    lives: list[tuple[bool, float]], mib: int
+) -> None:
+    """In some runs they are back, in some they are not: neither gives what was asked another time than its first."""
+    runs = Runs()
+    for stage in (1, 2):
+        runs.take(SubscriberJoined(stage, "", Role.INFERENCE, "llm", EVERYTHING))
+    runs.need(mib)
+    asked = list(runs.target.ledger.outstanding)
+    assert asked
+    was = dict(runs.let_in)
+    for come_back, length_s in lives:
+        runs.let_in = dict(was)
+        runs.restart(come_back=come_back)
+        runs.pass_time(length_s)
+    runs.pass_time(max(0.0, LONGEST_S + GRACE_S - sum(length_s for _, length_s in lives)))
+    assert runs.overdue == []
+    assert set(asked) <= {effect.seq for effect in runs.effects if isinstance(effect, CommandEnded)}
+
+
+@settings(max_examples=150)
 @given(STEPS)
 def test_what_is_kept_is_what_is_recalled(steps: list[tuple[Event, float]]) -> None:
-    """Kept, recalled, all back, and kept again: the same, but for the time that the returning ones are given."""
+    """Kept, recalled, all back, and kept again: the same, times included, but for the grace."""
     runs = play([*steps])
     if "llm" not in runs.engine.targets:
         return
     before = resume.keep(runs.target)
     runs.restart(come_back=False)
     after = resume.keep(runs.target)
-    assert timeless(after) == timeless(before)
+    assert ungraced(after) == ungraced(before)
 
 
-def timeless(kept: KeptTarget) -> KeptTarget:
+def ungraced(kept: KeptTarget) -> KeptTarget:
     subscribers = tuple(
         msgspec.structs.replace(
-            one,
-            restore_at=None if one.restore_at is None else 0.0,
-            commands=tuple(msgspec.structs.replace(c, due_at=0.0) for c in one.commands),
+            one, commands=tuple(msgspec.structs.replace(command, ends_by=None) for command in one.commands)
         )
         for one in kept.subscribers
     )

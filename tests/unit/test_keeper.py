@@ -224,6 +224,28 @@ def test_the_next_run_tells_again_whenever_the_last_one_died(place: Path, llm: F
     played(scene)
 
 
+def test_what_a_restart_adds_to_a_commands_time_is_kept_over_the_next_ones(place: Path, llm: FakeCgroup) -> None:
+    """In the record, before anybody is let in: however soon the next death comes, none begins it anew."""
+
+    async def scene() -> None:
+        first = Run(place)
+        first.join()
+        first.die()
+        ends = []
+        for number in range(2, 5):
+            run = Run(place)
+            outstanding = run.engine.targets["llm"].ledger.outstanding
+            ends.append({seq: (one.due_at, one.ends_by) for seq, one in outstanding.items()})
+            if number % 2:
+                run.join(number)
+            run.die()
+        assert ends[0]
+        assert all(ends_by is not None for _, ends_by in ends[0].values())
+        assert ends[1:] == ends[:-1]
+
+    played(scene)
+
+
 def test_what_was_answered_before_the_last_record_is_not_told_again(place: Path, llm: FakeCgroup) -> None:
     """And its number is known as one that has ended."""
 

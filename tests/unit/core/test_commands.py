@@ -40,17 +40,47 @@ def test_what_is_sent_is_told_with_a_deadline() -> None:
     ]
 
 
-@pytest.mark.parametrize(("back_by", "ends_at"), [(12.0, 15.0), (25.5, 25.5)])
+@pytest.mark.parametrize(("grace_s", "ends_at"), [(0.5, 15.0), (10.5, 22.5)])
 @pytest.mark.parametrize("done", [False, True])
-def test_after_a_restart_its_timers_run_again(done: bool, back_by: float, ends_at: float) -> None:
+def test_after_a_restart_its_timers_run_again(done: bool, grace_s: float, ends_at: float) -> None:
     """The deadline, not before somebody can be back, and the look at memory where it had been begun."""
     commands, one = sent()
     one.done = done
     out: list[Effect] = []
-    commands.resume(one, back_by, 42.0, out)
-    looked: list[Effect] = [SetTimer("verify:7:llm", 42.0)]
+    commands.resume(one, grace_s, 12.0, out)
+    looked: list[Effect] = [SetTimer("verify:7:llm", 12.0 + VERIFY_S)]
     assert out == [SetTimer("deadline:7:llm", ends_at), *(looked if done else [])]
     assert one.due_at == 15.0
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends_at"),
+    [
+        ([12.0, 14.0], 24.5),  # within one grace of the last start
+        ([12.0, 24.0], 25.5),  # and of its own time
+        ([12.0, 24.0, 90.0], 25.5),  # which is over
+        ([90.0], 100.5),  # nobody could have been let in before
+        ([90.0, 99.0], 100.5),
+    ],
+)
+def test_all_restarts_together_give_it_one_grace(starts: list[float], ends_at: float) -> None:
+    """Behind its time, or behind the first start after that, where the daemon had been away."""
+    commands, one = sent()
+    out: list[Effect] = []
+    for start in starts:
+        commands.resume(one, 10.5, start, out)
+    assert out[-1] == SetTimer("deadline:7:llm", ends_at)
+
+
+def test_who_is_back_when_all_of_it_is_over_is_not_told_again() -> None:
+    """It has ended by then, and an answer to it is known as a late one."""
+    commands, one = sent()
+    out: list[Effect] = []
+    commands.resume(one, 10.5, 12.0, out)
+    commands.tell_again(one, 0.5, 25.4, out)
+    commands.tell_again(one, 0.5, 25.5, out)
+    told = [effect.command.deadline_s for effect in out if isinstance(effect, Deliver)]
+    assert told == pytest.approx([0.1])
 
 
 @pytest.mark.parametrize(("now", "left_s"), [(11.0, 4.0), (14.8, 0.5), (99.0, 0.5)])

@@ -66,6 +66,27 @@ def test_a_server_that_fails_a_restore_for_a_moment_is_not_asked_thrice_within_i
     assert script.target.ledger.subscribers[1].told == {}
 
 
+def test_a_restore_that_is_owed_later_does_not_get_lost_over_one_that_is_owed_sooner() -> None:
+    """Two servers fail it at different times: each is asked again after its own pause."""
+    script = Script(Policy(dwell_s=1, restore_dwell_s=1))
+    for subscriber in (1, 2):
+        script.join(subscriber, supports=frozenset({Action.REJECT_REQUESTS}))
+    for command in commands(script.need(950)):
+        script.ack(command, subscriber=command.seq)
+    script.need(100)
+    script.pass_time(10)
+    assert script.target.ledger.rung is Level.NORMAL
+    first, second = (o.command for o in list(script.target.ledger.outstanding.values()))
+    assert (first.action, second.action) == (Action.RESTORE, Action.RESTORE)
+    script.ack(first, AckStatus.FAILED, subscriber=1)
+    script.pass_time(0.5)
+    script.ack(second, AckStatus.FAILED, subscriber=2)
+    for _ in range(60):
+        script.pass_time(1, every=0.1)
+        all_done(script)
+    assert {one.id: one.told for one in script.target.ledger.subscribers.values()} == {1: {}, 2: {}}
+
+
 def test_who_obeys_after_the_deadline_is_restored_as_well() -> None:
     """A throttled server is the one that answers late: expired, obeyed all the same, and freed in the end."""
     script = Script(Policy(dwell_s=1, restore_dwell_s=1))

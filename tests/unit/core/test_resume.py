@@ -16,7 +16,7 @@ from edgeguardd.core.events import (
     TargetAdded,
 )
 from edgeguardd.core.kept import KeptMachine, KeptTarget
-from edgeguardd.core.model import AckStatus, Action, Level, Outcome, Role
+from edgeguardd.core.model import AckStatus, Action, Command, Level, Outcome, Role
 from edgeguardd.core.policy import MAX_FLAPS, dwell
 from tests.support.script import EVERYTHING, Script, commands, of
 
@@ -93,6 +93,67 @@ def test_who_is_back_gets_no_more_time_however_often_the_daemon_is_restarted() -
     after.pass_time(max(due) + 0.01)
     ended = {one.seq: one.outcome for one in of(after.effects, CommandEnded)}
     assert {ended.get(one.seq) for one in sent} == {Outcome.EXPIRED}
+
+
+def test_one_grace_is_all_that_restarts_add_for_who_stays_away() -> None:
+    """Each run waits for it, and together no longer than one would: then its commands have expired."""
+    script: Script = at_critical()
+    sent = commands(script.effects)
+    ends_by = script.now + max(one.deadline_s for one in sent) + WAIT_S + resume.LEAST_LEFT_S
+    ended: dict[int, Outcome] = {}
+    while script.now <= ends_by:
+        assert not ended or script.now > ends_by - resume.LEAST_LEFT_S - WAIT_S
+        script = Restarted(script, away_s=0.0)
+        script.pass_time(1.0)
+        ended |= {one.seq: one.outcome for one in of(script.effects, CommandEnded)}
+    assert {ended.get(one.seq) for one in sent} == {Outcome.EXPIRED}
+
+
+def test_one_grace_is_all_that_restarts_add_for_who_is_back_each_time() -> None:
+    """The little that is left at least is not left at least for ever; what has no time left is not told any more."""
+    script: Script = at_critical()
+    sent, told = commands(script.effects), []
+    ends_by = script.now + max(one.deadline_s for one in sent) + WAIT_S + resume.LEAST_LEFT_S
+    ended: dict[int, Outcome] = {}
+    run = 10
+    while script.now <= ends_by:
+        run += 1
+        script = Restarted(script, away_s=0.0)
+        told += [order.command for order in of(script.back(run), Deliver)]
+        script.pass_time(0.3)
+        ended |= {one.seq: one.outcome for one in of(script.effects, CommandEnded)}
+    assert {ended.get(one.seq) for one in sent} == {Outcome.EXPIRED}
+    assert min(command.deadline_s for command in told) > 0
+
+
+def test_who_has_not_had_its_grace_has_it_in_a_later_restart() -> None:
+    """It was back in the first one, and is not yet in the second, in which its time runs out."""
+    first = Restarted(at_critical())
+    first.back(7)
+    first.pass_time(4.0)
+    second = Restarted(first)
+    second.pass_time(WAIT_S - 0.1)
+    assert of(second.effects, CommandEnded) == []
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_a_restore_that_is_owed_is_not_put_off_by_restarts(back: bool) -> None:
+    """A daemon that dies again and again frees its servers all the same; who is away is told when it is back."""
+    script: Script = at_critical()
+    script.needed_mib = 100
+    script.pass_time(120)
+    owed_at = script.target.ledger.subscribers[1].restore_at
+    assert owed_at is not None
+    assert owed_at > script.now
+    assert script.target.ledger.outstanding == {}
+    restored: list[Command] = []
+    for run in range(10, 16):
+        script = Restarted(script, away_s=0.0)
+        if back or script.now > owed_at:
+            script.back(run)
+        script.pass_time(1.0)
+        restored += [o.command for o in of(script.effects, Deliver) if not o.again]
+    assert [command.action for command in restored] == [Action.RESTORE]
 
 
 def test_who_is_not_back_has_the_grace_for_it() -> None:
