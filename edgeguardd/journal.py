@@ -7,12 +7,14 @@ directory. Downstream: keeper.
 
 Room is taken in advance and lines are written over old ones, so that a disk that has become full stops nobody. Each
 file begins with its turn and the epoch whose numbers it holds; a line of another turn, or a torn one, ends what is
-read, and a file of another epoch, as from another state directory, is not read at all. Why so: docs/adr/0017.
+read, and a file of another epoch, as from another state directory, is not read at all. A death leaves a file with its
+first line, and whole lines up to the last one: anything else is damage, and put aside. Why so: docs/adr/0017.
 """
 
 import contextlib
 import errno
 import os
+import re
 import stat
 import zlib
 from collections.abc import Callable, Sequence
@@ -29,6 +31,12 @@ ROOM_BYTES: Final = 64 * 1024
 MAX_BYTES: Final = 1024 * 1024
 
 _HEADER_BYTES: Final = 80
+# Turn, when it was last alive, whether it overflowed, epoch.
+_HEADER: Final = re.compile(rb"([0-9a-f]{8,}) ([0-9]+\.[0-9]{3}) ([01]) ([!-~]+) *\n")
+# In place of an epoch, in a file that has just been made.
+_NOBODYS: Final = "-"
+_HEADLESS: Final = "it does not begin as a journal does"
+_TORN: Final = "lines in the middle of it are damaged"
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -40,7 +48,7 @@ class JournalError(EdgeguardError):
 class Found(Struct, frozen=True):
     """What a run before this one has left: lines in order, when it was last alive (0.0: not known).
 
-    overflowed: there were more, or may have been: no room, or another epoch took it.
+    overflowed: there were more, or may have been: no room, another epoch took it, or it is damaged.
     strange: there were lines of another epoch.
     """
 
@@ -48,6 +56,16 @@ class Found(Struct, frozen=True):
     alive_at: float = 0.0
     overflowed: bool = False
     strange: bool = False
+
+
+class _Part(Struct):
+    """What one of the two files holds. damage: why it cannot be all; that it ends in the middle of a line is none."""
+
+    turn: int = 0
+    alive_at: float = 0.0
+    overflowed: bool = False
+    lines: list[bytes] = []
+    damage: str | None = None
 
 
 class _File:
@@ -60,31 +78,45 @@ class _File:
         self.epoch = ""
         self.end = _HEADER_BYTES
         try:
-            _require_ours(os.fstat(self.fd))
+            found = os.fstat(self.fd)
+            _require_ours(found)
         except (OSError, _StrangeError):
             os.close(self.fd)
             raise
         with contextlib.suppress(OSError):  # what cannot be had now may be had when it is needed
+            if not found.st_size:  # first, so that zeros alone are never what a death has left
+                self.stamp(0, 0.0, over=False)
             os.posix_fallocate(self.fd, 0, ROOM_BYTES)
 
-    def read(self) -> tuple[int, float, bool, list[bytes]]:
-        """Turn, time, whether it overflowed, lines. Anything that cannot be understood is the end of it."""
+    def read(self, epoch: str) -> _Part:
+        """What it holds, up to where it cannot be understood. `epoch`: of the run that goes on, empty for none.
+
+        Where none goes on, the machine may have gone without power: of what was written anything may be missing.
+        """
         data = os.pread(self.fd, MAX_BYTES, 0)
-        try:
-            turn, alive_at, over, epoch = data[:_HEADER_BYTES].split()
-            self.turn, self.epoch = int(turn, 16), epoch.decode("ascii")
-            when = float(alive_at)
-        except ValueError:
+        head = data[:_HEADER_BYTES]
+        found = _HEADER.fullmatch(head)
+        if found is None:
             self.turn, self.epoch = 0, ""
-            return 0, 0.0, False, []
-        lines = []
-        for line in data[_HEADER_BYTES:].split(b"\n")[:-1]:
-            mark, _, text = line.partition(b" ")
-            if mark != _mark(self.turn, self.epoch, text):
+            return _Part(damage=_HEADLESS if epoch or any(head) else None)
+        turn, alive_at, over, owner = (field.decode("ascii") for field in found.groups())
+        part = _Part(int(turn, 16), float(alive_at), over == "1")
+        self.turn, self.epoch = part.turn, "" if owner == _NOBODYS else owner
+        lines = data[_HEADER_BYTES:].split(b"\n")[:-1]
+        for line in lines:
+            if not self._is_own(line):
                 break
-            lines.append(text)
+            part.lines.append(line.partition(b" ")[2])
             self.end += len(line) + 1
-        return self.turn, when, over == b"1", lines
+        behind = lines[len(part.lines) + 1 :]
+        if epoch and self.epoch == epoch and any(self._is_own(line) for line in behind):
+            part.damage = _TORN
+        return part
+
+    def _is_own(self, line: bytes) -> bool:
+        """Whether it is a whole line of this turn."""
+        mark, _, text = line.partition(b" ")
+        return mark == _mark(self.turn, self.epoch, text)
 
     def begin(self, turn: int, epoch: str, alive_at: float) -> None:
         """Empty from here on, and this epoch's. Raises OSError."""
@@ -94,7 +126,7 @@ class _File:
 
     def stamp(self, turn: int, alive_at: float, *, over: bool) -> None:
         """Write the first line. Raises OSError."""
-        header = f"{turn:08x} {alive_at:.3f} {over:d} {self.epoch}".encode()[: _HEADER_BYTES - 1]
+        header = f"{turn:08x} {alive_at:.3f} {over:d} {self.epoch or _NOBODYS}".encode()[: _HEADER_BYTES - 1]
         os.pwrite(self.fd, header.ljust(_HEADER_BYTES - 1) + b"\n", 0)
 
     def append(self, texts: Sequence[bytes]) -> None:
@@ -182,23 +214,43 @@ class Journal:
         return True
 
     def read(self, epoch: str) -> Found:
-        """What was told in this epoch and not settled, in order. Call it first, then own."""
+        """What was told in this epoch (empty: none goes on) and not settled, in order. Call it first, then own."""
         found, strange, taken = [], False, False
-        for file in self._files:
+        for place, file in enumerate(self._files):
             try:
-                part = file.read()
+                part = file.read(epoch)
             except OSError as error:
                 self._fault(error)
                 continue
             if file.epoch == epoch:
                 found.append(part)
             else:
-                strange |= bool(part[3])
+                strange |= bool(part.lines)
                 taken |= file.epoch != ""
-        found.sort(key=lambda part: part[0])
-        lines = tuple(line for part in found for line in part[3])
-        alive_at = max((part[1] for part in found), default=0.0)
-        return Found(lines, alive_at, taken or any(part[2] for part in found), strange)
+            if part.damage is not None:
+                taken = True
+                self._put_aside(place, part.damage)
+        found.sort(key=lambda part: part.turn)
+        lines = tuple(line for part in found for line in part.lines)
+        alive_at = max((part.alive_at for part in found), default=0.0)
+        return Found(lines, alive_at, taken or any(part.overflowed for part in found), strange)
+
+    def _put_aside(self, place: int, why: str) -> None:
+        """A damaged file is there to be looked at, and an empty one in its place; or it is written over."""
+        damaged = self._files[place]
+        name = damaged.name
+        try:
+            directory = os.open(self.path, _OPEN_DIRECTORY)
+            try:
+                os.rename(name, name + DAMAGED, src_dir_fd=directory, dst_dir_fd=directory)
+                self._files[place] = self._opened(name, directory)
+            finally:
+                os.close(directory)
+            os.close(damaged.fd)
+            then = f"it is {name}{DAMAGED} now, to be looked at and removed"
+        except OSError as error:
+            then = f"it cannot be put aside ({os.strerror(error.errno or 0)}), so remove it"
+        self._on_fault(f"cannot use {self.path}/{name}: {why}; {then}")
 
     def own(self, epoch: str) -> None:
         """What is written from here on is of this epoch; what is there of another is given up."""

@@ -157,9 +157,10 @@ def recall(
     """Read everything. `read` gives an epoch's journal; lines that cannot be understood are passed over, and said."""
     run = state.load(RUN_KIND, RUN_KIND, RunRecord)
     records = state.load_all(TARGET_KIND, TargetRecord)
-    found = read("" if run is None else run.epoch)
     if run is None or run.boot_id != boot_id or run.at > now:
+        read("")  # said where it is damaged
         return _anew(records, NO_RUN if run is None else ANOTHER_KERNEL)
+    found = read(run.epoch)
     if found.strange:
         on_fault(STRANGE)
     mine = {name: record for name, record in records.items() if (record.boot_id, record.epoch) == (boot_id, run.epoch)}

@@ -206,6 +206,31 @@ def test_a_record_that_another_user_may_have_written_is_put_aside(place: str, ll
             assert any(f"{name}.damaged now" in fact["why"] for fact in daemon.facts("works_in_part")), name
 
 
+@pytest.mark.parametrize("damage", ["random bytes", "zeros"])
+def test_a_journal_that_is_damaged_is_put_aside_and_said(place: str, llm: FakeCgroup, damage: str) -> None:
+    """As a damaged record is: in the log and in /status, and a kill -9 that leaves it whole says nothing."""
+    llm.usage(950 * MIB)
+    with activated(place) as daemon:
+        eventually(lambda: daemon.status()["targets"][0]["level"] == "critical")
+        daemon.kill()
+        daemon.start()
+        assert daemon.facts("works_in_part") == []
+        daemon.kill()
+        names = [name for name in os.listdir(daemon.state_directory) if name.endswith(".journal")]
+        assert names
+        for name in names:
+            path = f"{daemon.state_directory}/{name}"
+            size = os.path.getsize(path)
+            with open(path, "wb") as file:
+                file.write(bytes(size) if damage == "zeros" else random.Random(1).randbytes(size))  # noqa: S311
+        daemon.start()
+        said = [fact["why"] for fact in daemon.facts("works_in_part")]
+        assert said == daemon.status()["state"]["faults"]
+        assert {name for name in names for why in said if f"{name}.damaged now" in why} == set(names)
+        assert {f"{name}.damaged" for name in names} <= set(os.listdir(daemon.state_directory))
+        assert daemon.status()["targets"][0]["level"] == "critical"
+
+
 def spoil(path: str, damage: str) -> None:
     """Make a record unusable."""
     with open(path, "rb") as file:

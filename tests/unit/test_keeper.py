@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -77,9 +78,12 @@ def test_a_journal_cut_or_spoilt_anywhere_gives_what_is_before(tmp_path: Path, n
     for at in range(0, used, 3):
         for data in (whole[:at], whole[:at] + b"\xff" + whole[at + 1 :]):
             (tmp_path / name).write_bytes(data)
-            again = Journal(str(tmp_path), pytest.fail)
-            assert set(again.read("e").lines) <= set(lines)
+            said: list[str] = []
+            again = Journal(str(tmp_path), said.append)
+            found = again.read("e")
             again.close()
+            assert set(found.lines) <= set(lines)
+            assert (found.overflowed, len(said)) in {(True, 1), (False, 0)}
     (tmp_path / name).write_bytes(whole)
 
 
@@ -98,6 +102,107 @@ def test_a_journal_that_is_full_says_so_and_the_next_run_knows(tmp_path: Path) -
     again.close()
     assert found.overflowed
     assert 0 < len(found.lines) < 70
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "random bytes": lambda good: random.Random(1).randbytes(len(good)),  # noqa: S311  the same ones each time
+    "zeros": lambda good: bytes(len(good)),
+    "text": lambda good: b"something else\n",
+    "a head without its end": lambda good: good[:20],
+    "a hole": lambda good: good.replace(b"two", b"\0\0\0"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_journal_that_is_damaged_is_put_aside_and_said(tmp_path: Path, damage: str) -> None:
+    """Whoever reads knows that there may have been more; what is written from then on is found again."""
+    first = Journal(str(tmp_path), pytest.fail)
+    first.read("e")
+    first.own("e")
+    first.write([b"one", b"two", b"three"], 1.0)
+    first.close()
+    name = next(name for name in journals.NAMES if b"three" in (tmp_path / name).read_bytes())
+    bad = DAMAGES[damage]((tmp_path / name).read_bytes())
+    (tmp_path / name).write_bytes(bad)
+    said: list[str] = []
+    second = Journal(str(tmp_path), said.append)
+    found = second.read("e")
+    assert (found.lines, found.overflowed) == ((b"one",) if damage == "a hole" else (), True)
+    assert len(said) == 1
+    assert said[0].startswith(f"cannot use {tmp_path}/{name}: ")
+    assert f"{name}.damaged now" in said[0]
+    assert (tmp_path / f"{name}.damaged").read_bytes().startswith(bad)
+    second.own("e")
+    second.write([b"four"], 2.0)
+    second.close()
+    third = Journal(str(tmp_path), pytest.fail)
+    assert third.read("e").lines == (b"four",)
+    third.close()
+
+
+def test_a_damaged_journal_that_cannot_be_put_aside_is_said_and_written_over(tmp_path: Path) -> None:
+    """Something stands where it would be put."""
+    for name in journals.NAMES:
+        (tmp_path / name).write_bytes(b"something else")
+        (tmp_path / f"{name}.damaged").mkdir()
+    said: list[str] = []
+    first = Journal(str(tmp_path), said.append)
+    first.read("e")
+    assert ["cannot be put aside (Is a directory), so remove it" in sentence for sentence in said] == [True, True]
+    first.own("e")
+    first.write([b"one"], 1.0)
+    first.close()
+    second = Journal(str(tmp_path), pytest.fail)
+    assert second.read("e").lines == (b"one",)
+    second.close()
+
+
+# All but one: behind the first half of a line's mark, an old line has the new turn.
+@pytest.mark.parametrize("left", [*range(8), *range(9, 60)])
+def test_a_journal_that_ends_in_the_middle_of_a_line_is_no_damage(tmp_path: Path, left: int) -> None:
+    """kill -9 in a write: what is behind is as it was before, zeros of the room taken or lines of an older turn."""
+    first = Journal(str(tmp_path), pytest.fail)
+    first.read("e")
+    first.own("e")
+    for turn in range(2):  # into the same file again
+        first.write([b"old one", b"old two", b"old three"], 1.0 + turn)
+        first.turn(2.0 + turn)
+        first.settle()
+    latest = first._files[0].name
+    before = (tmp_path / latest).read_bytes()
+    start = first._files[0].end
+    first.write([b"one", b"another one"], 4.0)
+    first.close()
+    after = (tmp_path / latest).read_bytes()
+    torn = after[: start + left] + before[start + left :]
+    (tmp_path / latest).write_bytes(torn)
+    second = Journal(str(tmp_path), pytest.fail)
+    found = second.read("e")
+    second.close()
+    assert found.lines == (b"one", b"another one")[: len(found.lines)]
+    assert not found.overflowed
+
+
+def test_a_journal_that_nobody_has_owned_yet_is_no_damage(tmp_path: Path) -> None:
+    """kill -9 between the making of the files and the first line, in each place where that can be."""
+    Journal(str(tmp_path), pytest.fail).close()
+    first = Journal(str(tmp_path), pytest.fail)
+    assert first.read("e") == Found()
+    first.close()
+    for name in journals.NAMES:
+        (tmp_path / name).write_bytes(b"")
+        second = Journal(str(tmp_path), pytest.fail)
+        assert second.read("e") == Found()
+        second.close()
+
+
+def test_zeros_in_place_of_a_journal_are_no_damage_where_no_run_goes_on(tmp_path: Path) -> None:
+    """The machine went without power: room that was taken is there, and what was written is not."""
+    for name in journals.NAMES:
+        (tmp_path / name).write_bytes(bytes(journals.ROOM_BYTES))
+    journal = Journal(str(tmp_path), pytest.fail)
+    assert journal.read("") == Found()
+    journal.close()
 
 
 @pytest.mark.parametrize("place", ["missing", "shared", "a file in the way"])
@@ -297,6 +402,57 @@ def test_no_record_is_fatal_whatever_it_holds(place: Path, llm: FakeCgroup, dama
         assert second.engine.targets["llm"].level is Level.CRITICAL
         second.join(2)
         assert min(seq for seq, _, again in second.told() if not again) > 0
+        second.end()
+
+    played(scene)
+
+
+@pytest.mark.parametrize("damage", ["random bytes", "zeros"])
+def test_no_number_is_given_again_for_a_journal_that_is_damaged(place: Path, llm: FakeCgroup, damage: str) -> None:
+    """The run dies before its record: what it told is not known, but that it may have told something is."""
+
+    async def scene() -> None:
+        first = Run(place)
+        first.join()
+        told = {seq for seq, _, _ in first.told()}
+        assert told
+        first.die()
+        for name in journals.NAMES:
+            path = place / "state" / name
+            path.write_bytes(DAMAGES[damage](path.read_bytes()))
+        second = Run(place)
+        assert len(second.said) == len(second.keeper.stats.faults) == 2
+        assert all("begin as a journal" in sentence for sentence in second.said)
+        second.join(2)
+        assert second.keeper.epoch == first.keeper.epoch
+        assert second.told()
+        assert not told & {seq for seq, _, _ in second.told()}
+        second.die()
+        third = Run(place)
+        third.join(3)
+        assert (third.said, third.told()) == ([], [(seq, action, True) for seq, action, _ in second.told()])
+        third.end()
+
+    played(scene)
+
+
+def test_a_journal_of_before_the_machine_was_started_anew_is_not_said(place: Path, llm: FakeCgroup) -> None:
+    """It went without power, and nothing goes on that its lines could be missed for."""
+
+    async def scene() -> None:
+        first = Run(place)
+        first.join()
+        first.die()
+        from edgeguardd.recalled import RUN_KIND, RunRecord  # noqa: PLC0415
+
+        was = first.keeper.state.load(RUN_KIND, RUN_KIND, RunRecord)
+        assert was is not None
+        first.keeper.state.save(RUN_KIND, RUN_KIND, msgspec.structs.replace(was, boot_id="another"), durable=False)
+        for name in journals.NAMES:
+            (place / "state" / name).write_bytes(bytes(journals.ROOM_BYTES))
+        second = Run(place)
+        assert second.said == []
+        assert second.keeper.epoch != first.keeper.epoch
         second.end()
 
     played(scene)
