@@ -29,7 +29,7 @@ from edgeguardd.kernel.cgroupfs import CgroupRoot
 from edgeguardd.kernel.held import boot_id
 from edgeguardd.kernel.targets import Targets
 from edgeguardd.logs import get_logger
-from edgeguardd.recalled import SKIPPED_NUMBERS, Recalled, RunRecord
+from edgeguardd.recalled import Recalled, RunRecord
 from edgeguardd.records import Records, Snapshot
 from edgeguardd.state import StateDirectory, StateError
 from edgeguardd.statelock import StateLock
@@ -78,20 +78,20 @@ class Keeper:
         if self._anothers:
             self.stats.failing = True
             self._faults.say(
-                f"cannot keep state in {lock.directory}: another edgeguardd does; set state_directory; "
-                "until then no limit is lifted, nothing is frozen, and a restart forgets levels and commands"
+                f"cannot keep state in {lock.directory}: another edgeguardd does; set state_directory, or "
+                "restart this one once that one has ended; until then no limit is lifted, nothing is frozen, and a "
+                "restart forgets levels and commands"
             )
         boot = _read_boot_id(self._faults.say)
-        self._journal = None if self._anothers else _open_journal(lock.directory, self._faults.say)
-        read = self._journal.read if self._journal is not None else lambda _: Found()
+        self._journal = None if self._anothers else self._open_journal()
+        read = self._journal.read if self._journal is not None else lambda *_: Found(overflowed=True)
         was = recalled.recall(self.state, read, root, boot, loop.time(), self._faults.say)
+        self._own(was.epoch)
         self._recalled = was if self._can_write(was, boot) else recalled.without_numbers(was)
         self.epoch = self._recalled.epoch
-        if self._journal is not None:
-            self._journal.own(self.epoch)
+        self._own(self.epoch)
         self._entries = Entries(engine, targets, was.last_entry)
-        spare_numbers = SKIPPED_NUMBERS if self._journal is None else 0
-        snapshot = Snapshot(boot, self.epoch, engine, targets, spare_numbers)
+        snapshot = Snapshot(boot, self.epoch, engine, targets)
         self._records = Records(
             self.state, self._journal, self._entries, snapshot, loop, self._faults, self._look_after_place
         )
@@ -181,14 +181,39 @@ class Keeper:
             self._give_up()
             return
         back = self._missing and self._lock.held
-        unjournalled = self._journal is not None and self._journal.renew()
-        if back or unjournalled:
+        if back or self._look_after_journal():
             self._entries.changed |= set(self._engine.targets)
             self._records.save_soon(0)
         if back:
             self._missing = False
             for tell in self.on_made_again:
                 tell()
+
+    def _look_after_journal(self) -> bool:
+        """Whether it was made again, empty: all that is known has to be written down."""
+        if self._journal is not None:
+            return self._journal.renew()
+        self._journal = self._records.journal = self._open_journal()
+        if self._journal is None:
+            return False
+        self._journal.take(self.epoch)
+        return True
+
+    def _open_journal(self) -> Journal | None:
+        """In memory where systemd gives a place for it, else beside the records."""
+        places = [os.environ.get(RUNTIME_VARIABLE, "").partition(":")[0], self._lock.directory]
+        fault = ""
+        for place in filter(None, places):
+            try:
+                return Journal(place, self._faults.say, self._faults.failed)
+            except JournalError as error:
+                fault = str(error)
+        self._faults.failed(fault)
+        return None
+
+    def _own(self, epoch: str) -> None:
+        if self._journal is not None:
+            self._journal.own(epoch)
 
     def _give_up(self) -> None:
         """Another daemon has made the directory anew before this one, and keeps its own there."""
@@ -206,26 +231,14 @@ class Keeper:
         """Whether numbers can go on: a record that stays old would let a later run give them once more."""
         if self._anothers:
             return False
-        run = RunRecord(boot, was.epoch, self._loop.time(), was.event.last_seq, was.event.machine, __version__)
+        turn = 0 if self._journal is None else self._journal.latest_turn
+        run = RunRecord(boot, was.epoch, self._loop.time(), was.event.last_seq, was.event.machine, __version__, turn)
         try:
             self.state.save(recalled.RUN_KIND, recalled.RUN_KIND, run, durable=False)
         except EdgeguardError as error:
             self._faults.failed(str(error))
             return False
         return True
-
-
-def _open_journal(directory: str, say: Callable[[str], None]) -> Journal | None:
-    """In memory where systemd gives a place for it, else beside the records."""
-    places = [place for place in (os.environ.get(RUNTIME_VARIABLE, "").partition(":")[0], directory) if place]
-    fault = ""
-    for place in places:
-        try:
-            return Journal(place, say)
-        except JournalError as error:
-            fault = str(error)
-    say(fault)
-    return None
 
 
 def _read_boot_id(say: Callable[[str], None]) -> str:

@@ -17,11 +17,14 @@ def anothers(found: os.stat_result) -> str | None:
     return "others may write it" if found.st_mode & 0o022 else None
 
 
-def is_at(fd: int, path: str) -> bool:
-    """Whether what is open here still stands at the path. Raises OSError where that cannot be told."""
+def is_at(fd: int, path: str, *, follow: bool = True) -> bool:
+    """Whether what is open here still stands at the path. Raises OSError where that cannot be told.
+
+    `follow`: also when a symbolic link leads there.
+    """
     ours = os.fstat(fd)
     try:
-        there = os.stat(path)
+        there = os.stat(path, follow_symlinks=follow)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)

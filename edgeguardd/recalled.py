@@ -35,12 +35,19 @@ SKIPPED_NUMBERS: Final = 1_000_000
 ANOTHER_KERNEL: Final = "the machine was started anew since"
 ANOTHER_CGROUP: Final = "its cgroup is another one now"
 TOO_LONG: Final = f"the daemon was away for over {KEPT_FOR_S:g} s, and servers have lifted what was in force"
-STRANGE: Final = "cannot use lines of the journal: they are of another epoch than the records; levels come from memory"
+STRANGE: Final = (
+    "cannot use lines of the journal: they are of another epoch than the records; give each state directory a place of "
+    "its own for it (RuntimeDirectory=); levels come from memory"
+)
+UNREAD: Final = (
+    "cannot use a line of the journal: {}; it is passed over; go on with the version that wrote it, or let numbers be "
+    "left out and levels come from memory, as now"
+)
 NO_RUN: Final = "the record of the last run cannot be used"
 
 
 class RunRecord(Struct, frozen=True):
-    """The daemon itself. last_seq: the last number that it gave, or more."""
+    """The daemon itself. last_seq: the last number that it gave, or more; turn: the journal's that came with it."""
 
     boot_id: str
     epoch: str
@@ -48,6 +55,7 @@ class RunRecord(Struct, frozen=True):
     last_seq: int = 0
     machine: KeptMachine = KeptMachine()
     version: str = ""
+    turn: int = 0
 
 
 class TargetRecord(Struct, frozen=True):
@@ -148,23 +156,25 @@ class Recalled(Struct, frozen=True):
 
 def recall(
     state: StateDirectory,
-    read: Callable[[str], Found],
+    read: Callable[[str, int], Found],
     root: CgroupRoot,
     boot_id: str,
     now: float,
     on_fault: Callable[[str], None],
 ) -> Recalled:
-    """Read everything. `read` gives an epoch's journal; lines that cannot be understood are passed over, and said."""
+    """Read everything. `read` gives the journal of an epoch, which has to hold a turn."""
     run = state.load(RUN_KIND, RUN_KIND, RunRecord)
     records = state.load_all(TARGET_KIND, TargetRecord)
     if run is None or run.boot_id != boot_id or run.at > now:
-        read("")  # said where it is damaged
+        read("", 0)  # said where it is damaged
         return _anew(records, NO_RUN if run is None else ANOTHER_KERNEL)
-    found = read(run.epoch)
+    found = read(run.epoch, run.turn)
     if found.strange:
         on_fault(STRANGE)
     mine = {name: record for name, record in records.items() if (record.boot_id, record.epoch) == (boot_id, run.epoch)}
-    last_seq, last_entry = _bring_up_to_date(mine, _entries(found, on_fault), run)
+    entries, understood = _entries(found, on_fault)
+    last_seq, last_entry = _bring_up_to_date(mine, entries, run)
+    skipped = SKIPPED_NUMBERS if found.overflowed or not understood else 0
     others = {name: record for name, record in records.items() if name not in mine}
     alive_at = max(run.at, found.alive_at, *(record.at for record in mine.values()))
     away_s = max(0.0, now - alive_at)
@@ -175,7 +185,7 @@ def recall(
     machine = run.machine if away_s <= KEPT_FOR_S else KeptMachine()
     return Recalled(
         run.epoch,
-        StateRecalled(tuple(kept), machine, last_seq + SKIPPED_NUMBERS * found.overflowed, RETURN_S),
+        StateRecalled(tuple(kept), machine, last_seq + skipped, RETURN_S),
         last_entry,
         continued=True,
         away_s=away_s,
@@ -228,15 +238,16 @@ def _bring_up_to_date(mine: dict[str, TargetRecord], entries: list[Entry], run: 
     return last_seq, last_entry
 
 
-def _entries(found: Found, on_fault: Callable[[str], None]) -> list[Entry]:
+def _entries(found: Found, on_fault: Callable[[str], None]) -> tuple[list[Entry], bool]:
+    """What the lines say, and whether all of them could be understood: one of a newer version may not."""
     decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
     entries = []
     for line in found.lines:
         try:
             entries.append(decoder.decode(line))
         except msgspec.DecodeError as error:
-            on_fault(f"cannot use a line of the journal: {error}; levels come from memory as it is")
-    return entries
+            on_fault(UNREAD.format(error))
+    return entries, len(entries) == len(found.lines)
 
 
 def _begun(entry: Appeared, run: RunRecord) -> TargetRecord:

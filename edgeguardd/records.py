@@ -36,28 +36,26 @@ Record = tuple[str, str, Struct]
 
 
 class Snapshot:
-    """What the records of one run say, as of now.
+    """What the records of one run say, as of now."""
 
-    spare_numbers  so many more than have been given count as given, until the run's end: where there is no journal,
-                   what was given after the last record is not known
-    """
-
-    def __init__(self, boot_id: str, epoch: str, engine: Engine, targets: Targets, spare_numbers: int) -> None:
+    def __init__(self, boot_id: str, epoch: str, engine: Engine, targets: Targets) -> None:
         self._engine = engine
         self._boot_id = boot_id
         self._epoch = epoch
         self._targets = targets
-        self._spare_numbers = spare_numbers
 
     def names(self) -> set[str]:
         """Of all targets."""
         return set(self._engine.targets)
 
-    def of(self, names: Iterable[str], last_entry: int, now: float, *, exact: bool = False) -> list[Record]:
-        """The run's own first: a number that a target's record holds is not given again, though the rest be missing."""
+    def of(self, names: Iterable[str], last_entry: int, now: float, *, turn: int, exact: bool = False) -> list[Record]:
+        """The run's own first: a number that a target's record holds is not given again, though the rest be missing.
+
+        `turn`: the journal's; 0 for none. `exact`: nothing is told any more.
+        """
         targets = [self._engine.targets[name] for name in names if name in self._engine.targets]
         found: list[Record] = [(recalled.TARGET_KIND, one.name, self._target(one, last_entry, now)) for one in targets]
-        return [(recalled.RUN_KIND, recalled.RUN_KIND, self._run(now, exact=exact)), *found]
+        return [(recalled.RUN_KIND, recalled.RUN_KIND, self._run(now, turn, exact)), *found]
 
     def _target(self, target: Target, last_entry: int, now: float) -> TargetRecord:
         at = self._targets.standing(target.name)
@@ -73,10 +71,12 @@ class Snapshot:
             resume.keep(target),
         )
 
-    def _run(self, now: float, *, exact: bool) -> RunRecord:
-        last_seq = self._engine.numbers.last + (0 if exact else self._spare_numbers)
+    def _run(self, now: float, turn: int, exact: bool) -> RunRecord:
+        # Without a journal it is not known what was given after the last record: so many more count as given.
+        last_seq = self._engine.numbers.last + (0 if exact or turn else recalled.SKIPPED_NUMBERS)
         machine = resume.keep_machine(self._engine.machine)
-        return RunRecord(self._boot_id, self._epoch, now, last_seq, machine, __version__)
+        # At the end all is in the records: the journal is not needed any more.
+        return RunRecord(self._boot_id, self._epoch, now, last_seq, machine, __version__, 0 if exact else turn)
 
 
 class Records:
@@ -92,10 +92,10 @@ class Records:
         faults: Faults,
         look: Callable[[], None],
     ) -> None:
-        """`look` is called before each writing: whether the directory is still there."""
+        """`look` is called before each writing: whether the directory is still there. `journal` may come later."""
+        self.journal = journal
         self._look = look
         self._state = state
-        self._journal = journal
         self._entries = entries
         self._snapshot = snapshot
         self._loop = loop
@@ -145,9 +145,8 @@ class Records:
         entries = self._entries
         names, entries.changed = entries.changed, set()
         gone, entries.gone = entries.gone, set()
-        records = self._snapshot.of(names, entries.last, self._loop.time())
-        if self._journal is not None:
-            self._journal.turn(self._loop.time())
+        now = self._loop.time()
+        records = self._snapshot.of(names, entries.last, now, turn=self._turn(now))
         self._writing = Aside(lambda: self._write_aside(names, gone, records))
 
     def _write_aside(self, names: set[str], gone: set[str], records: Sequence[Record]) -> None:
@@ -176,23 +175,30 @@ class Records:
     def _save_now(self, *, exact: bool = False) -> None:
         """When nobody waits for anything: at the start and at the end."""
         entries, now = self._entries, self._loop.time()
+        turn = self._turn(now)
         try:
-            self._write(self._snapshot.of(self._snapshot.names(), entries.last, now, exact=exact))
+            self._write(self._snapshot.of(self._snapshot.names(), entries.last, now, turn=turn, exact=exact))
         except EdgeguardError as error:
             self._faults.failed(str(error))
             entries.changed |= self._snapshot.names()
             self.save_soon(RETRY_S)
             return
         entries.changed.clear()
-        if self._journal is not None:
-            self._journal.turn(now)
         self._settle()
 
     def _write(self, records: Iterable[Record]) -> None:
         for kind, key, record in records:
             self._state.save(kind, key, record, durable=False)
 
+    def _turn(self, now: float) -> int:
+        """What is told from here on goes to the journal's other file; which turn that is."""
+        if self.journal is None:
+            return 0
+        self.journal.turn(now)
+        return self.journal.latest_turn
+
     def _settle(self) -> None:
-        self._faults.ended()
-        if self._journal is not None:
-            self._journal.settle()
+        if self.journal is not None:
+            self.journal.settle()
+            if self.journal.complete:
+                self._faults.ended()

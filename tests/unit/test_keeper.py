@@ -1,4 +1,4 @@
-"""What is written down and read again: the journal's lines, records of any age and in any state."""
+"""What is written down and read again: records and a journal of any age and in any state, run after run."""
 
 import asyncio
 import errno
@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from edgeguardd import journal as journals
 from edgeguardd.core.config import Policy
 from edgeguardd.core.effects import Deliver
 from edgeguardd.core.engine import Engine
 from edgeguardd.core.events import AckReceived, Event, StateRecalled, SubscriberJoined, TargetDropped
 from edgeguardd.core.model import AckStatus, Action, Level, Role
-from edgeguardd.journal import Found, Journal, JournalError
+from edgeguardd.journal import NAMES
+from edgeguardd.journalfile import ROOM_BYTES, _mark
 from edgeguardd.keeper import RUNTIME_VARIABLE, Keeper
 from edgeguardd.kernel.cgroupfs import find_root
 from edgeguardd.kernel.targets import Targets
@@ -27,214 +27,6 @@ from tests.support.faketree import MIB, FakeCgroup, FakeTree
 from tests.support.scene import NEVER_S, job
 from tests.support.script import EVERYTHING
 from tests.support.wait import soon
-
-
-def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
-    """In order, over two turns, and not the settled ones."""
-    first = Journal(str(tmp_path), pytest.fail)
-    first.read("e")
-    first.own("e")
-    first.write([b"gone"], 1.0)
-    first.turn(2.0)
-    first.write([b"a", b"b"], 3.0)
-    first.settle()
-    first.turn(4.0)
-    first.write([b"c"], 5.0)
-    first.alive(6.0)
-    first.close()
-    second = Journal(str(tmp_path), pytest.fail)
-    found = second.read("e")
-    second.close()
-    assert (found.lines, found.alive_at, found.overflowed) == ((b"a", b"b", b"c"), 6.0, False)
-
-
-def test_the_next_run_goes_on_behind_what_it_found(tmp_path: Path) -> None:
-    """A run that dies before its first record leaves the lines of both."""
-    for line in (b"one", b"two", b"three"):
-        journal = Journal(str(tmp_path), pytest.fail)
-        journal.read("e")
-        journal.own("e")
-        journal.write([line], 1.0)
-        journal.close()
-    journal = Journal(str(tmp_path), pytest.fail)
-    assert journal.read("e").lines == (b"one", b"two", b"three")
-    journal.close()
-
-
-@pytest.mark.parametrize("name", journals.NAMES)
-def test_a_journal_cut_or_spoilt_anywhere_gives_what_is_before(tmp_path: Path, name: str) -> None:
-    """No byte of it is fatal; what is read is a beginning of what was written."""
-    journal = Journal(str(tmp_path), pytest.fail)
-    journal.read("e")
-    journal.own("e")
-    journal.turn(1.0)
-    lines = [b'{"n":%d}' % n for n in range(5)]
-    journal.write(lines[:3], 1.0)
-    journal.turn(2.0)
-    journal.write(lines[3:], 2.0)
-    journal.close()
-    whole = (tmp_path / name).read_bytes()
-    used = len(whole.rstrip(b"\0"))
-    for at in range(0, used, 3):
-        for data in (whole[:at], whole[:at] + b"\xff" + whole[at + 1 :]):
-            (tmp_path / name).write_bytes(data)
-            said: list[str] = []
-            again = Journal(str(tmp_path), said.append)
-            found = again.read("e")
-            again.close()
-            assert set(found.lines) <= set(lines)
-            assert (found.overflowed, len(said)) in {(True, 1), (False, 0)}
-    (tmp_path / name).write_bytes(whole)
-
-
-def test_a_journal_that_is_full_says_so_and_the_next_run_knows(tmp_path: Path) -> None:
-    """Nothing was settled for a megabyte of lines."""
-    said: list[str] = []
-    journal = Journal(str(tmp_path), said.append)
-    journal.read("e")
-    journal.own("e")
-    for _ in range(70):
-        journal.write([b"x" * 16384], 1.0)
-    journal.close()
-    assert len(said) == 1
-    again = Journal(str(tmp_path), pytest.fail)
-    found = again.read("e")
-    again.close()
-    assert found.overflowed
-    assert 0 < len(found.lines) < 70
-
-
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "random bytes": lambda good: random.Random(1).randbytes(len(good)),  # noqa: S311  the same ones each time
-    "zeros": lambda good: bytes(len(good)),
-    "text": lambda good: b"something else\n",
-    "a head without its end": lambda good: good[:20],
-    "a hole": lambda good: good.replace(b"two", b"\0\0\0"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_journal_that_is_damaged_is_put_aside_and_said(tmp_path: Path, damage: str) -> None:
-    """Whoever reads knows that there may have been more; what is written from then on is found again."""
-    first = Journal(str(tmp_path), pytest.fail)
-    first.read("e")
-    first.own("e")
-    first.write([b"one", b"two", b"three"], 1.0)
-    first.close()
-    name = next(name for name in journals.NAMES if b"three" in (tmp_path / name).read_bytes())
-    bad = DAMAGES[damage]((tmp_path / name).read_bytes())
-    (tmp_path / name).write_bytes(bad)
-    said: list[str] = []
-    second = Journal(str(tmp_path), said.append)
-    found = second.read("e")
-    assert (found.lines, found.overflowed) == ((b"one",) if damage == "a hole" else (), True)
-    assert len(said) == 1
-    assert said[0].startswith(f"cannot use {tmp_path}/{name}: ")
-    assert f"{name}.damaged now" in said[0]
-    assert (tmp_path / f"{name}.damaged").read_bytes().startswith(bad)
-    second.own("e")
-    second.write([b"four"], 2.0)
-    second.close()
-    third = Journal(str(tmp_path), pytest.fail)
-    assert third.read("e").lines == (b"four",)
-    third.close()
-
-
-def test_a_damaged_journal_that_cannot_be_put_aside_is_said_and_written_over(tmp_path: Path) -> None:
-    """Something stands where it would be put."""
-    for name in journals.NAMES:
-        (tmp_path / name).write_bytes(b"something else")
-        (tmp_path / f"{name}.damaged").mkdir()
-    said: list[str] = []
-    first = Journal(str(tmp_path), said.append)
-    first.read("e")
-    assert ["cannot be put aside (Is a directory), so remove it" in sentence for sentence in said] == [True, True]
-    first.own("e")
-    first.write([b"one"], 1.0)
-    first.close()
-    second = Journal(str(tmp_path), pytest.fail)
-    assert second.read("e").lines == (b"one",)
-    second.close()
-
-
-# All but one: behind the first half of a line's mark, an old line has the new turn.
-@pytest.mark.parametrize("left", [*range(8), *range(9, 60)])
-def test_a_journal_that_ends_in_the_middle_of_a_line_is_no_damage(tmp_path: Path, left: int) -> None:
-    """kill -9 in a write: what is behind is as it was before, zeros of the room taken or lines of an older turn."""
-    first = Journal(str(tmp_path), pytest.fail)
-    first.read("e")
-    first.own("e")
-    for turn in range(2):  # into the same file again
-        first.write([b"old one", b"old two", b"old three"], 1.0 + turn)
-        first.turn(2.0 + turn)
-        first.settle()
-    latest = first._files[0].name
-    before = (tmp_path / latest).read_bytes()
-    start = first._files[0].end
-    first.write([b"one", b"another one"], 4.0)
-    first.close()
-    after = (tmp_path / latest).read_bytes()
-    torn = after[: start + left] + before[start + left :]
-    (tmp_path / latest).write_bytes(torn)
-    second = Journal(str(tmp_path), pytest.fail)
-    found = second.read("e")
-    second.close()
-    assert found.lines == (b"one", b"another one")[: len(found.lines)]
-    assert not found.overflowed
-
-
-def test_a_journal_that_nobody_has_owned_yet_is_no_damage(tmp_path: Path) -> None:
-    """kill -9 between the making of the files and the first line, in each place where that can be."""
-    Journal(str(tmp_path), pytest.fail).close()
-    first = Journal(str(tmp_path), pytest.fail)
-    assert first.read("e") == Found()
-    first.close()
-    for name in journals.NAMES:
-        (tmp_path / name).write_bytes(b"")
-        second = Journal(str(tmp_path), pytest.fail)
-        assert second.read("e") == Found()
-        second.close()
-
-
-def test_zeros_in_place_of_a_journal_are_no_damage_where_no_run_goes_on(tmp_path: Path) -> None:
-    """The machine went without power: room that was taken is there, and what was written is not."""
-    for name in journals.NAMES:
-        (tmp_path / name).write_bytes(bytes(journals.ROOM_BYTES))
-    journal = Journal(str(tmp_path), pytest.fail)
-    assert journal.read("") == Found()
-    journal.close()
-
-
-@pytest.mark.parametrize("place", ["missing", "shared", "a file in the way"])
-def test_a_place_that_will_not_do_is_an_error(tmp_path: Path, place: str) -> None:
-    """Which the keeper survives."""
-    directory = tmp_path / "d"
-    if place != "missing":
-        directory.mkdir()
-    if place == "shared":
-        directory.chmod(0o777)
-    if place == "a file in the way":
-        (directory / journals.NAMES[0]).mkdir()
-    with pytest.raises(JournalError, match=r"^cannot (use|write) "):
-        Journal(str(directory), pytest.fail)
-
-
-def test_lines_of_another_epoch_are_not_read_and_that_is_said(tmp_path: Path) -> None:
-    """Nor is when it was alive. They may have replaced others, so numbers are left out; they never come back."""
-    first = Journal(str(tmp_path), pytest.fail)
-    first.read("one")
-    first.own("one")
-    first.write([b"a", b"b"], 1.0)
-    first.alive(6.0)
-    first.close()
-    second = Journal(str(tmp_path), pytest.fail)
-    assert second.read("two") == Found(overflowed=True, strange=True)
-    second.own("two")
-    second.write([b"c"], 7.0)
-    second.close()
-    third = Journal(str(tmp_path), pytest.fail)
-    assert third.read("two").lines == (b"c",)
-    third.close()
 
 
 class Run:
@@ -266,6 +58,10 @@ class Run:
 
     def told(self) -> list[tuple[int, Action, bool]]:
         return [(e.command.seq, e.command.action, e.again) for e in self.effects if isinstance(e, Deliver)]
+
+    def keeps(self) -> bool:
+        """Whether it says that all is written down."""
+        return not self.keeper.stats.failing
 
     def die(self) -> None:
         """kill -9: nothing is written any more."""
@@ -407,7 +203,10 @@ def test_no_record_is_fatal_whatever_it_holds(place: Path, llm: FakeCgroup, dama
     played(scene)
 
 
-@pytest.mark.parametrize("damage", ["random bytes", "zeros"])
+DAMAGES: dict[str, Callable[[int], bytes]] = {"random bytes": random.Random(1).randbytes, "zeros": bytes}  # noqa: S311
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_no_number_is_given_again_for_a_journal_that_is_damaged(place: Path, llm: FakeCgroup, damage: str) -> None:
     """The run dies before its record: what it told is not known, but that it may have told something is."""
 
@@ -417,9 +216,9 @@ def test_no_number_is_given_again_for_a_journal_that_is_damaged(place: Path, llm
         told = {seq for seq, _, _ in first.told()}
         assert told
         first.die()
-        for name in journals.NAMES:
+        for name in NAMES:
             path = place / "state" / name
-            path.write_bytes(DAMAGES[damage](path.read_bytes()))
+            path.write_bytes(DAMAGES[damage](len(path.read_bytes())))
         second = Run(place)
         assert len(second.said) == len(second.keeper.stats.faults) == 2
         assert all("begin as a journal" in sentence for sentence in second.said)
@@ -436,6 +235,157 @@ def test_no_number_is_given_again_for_a_journal_that_is_damaged(place: Path, llm
     played(scene)
 
 
+def _latest(state: Path) -> Path:
+    """The file that a run which has just died wrote to."""
+    return max((state / name for name in NAMES), key=lambda path: int(path.read_bytes()[:8], 16))
+
+
+def _of_a_newer_version(path: Path) -> None:
+    """Whole lines, of an action that this version does not know."""
+    head, *lines = path.read_bytes().split(b"\n")
+    turn, epoch = int(head.split()[0], 16), head.split()[3].decode()
+    texts = [line.partition(b" ")[2].replace(b"trim_kv_cache", b"evict_kv_pages") for line in lines if b"{" in line]
+    path.write_bytes(
+        b"\n".join([head, *(_mark(turn, epoch, text) + b" " + text for text in texts)]).ljust(ROOM_BYTES - 1, b"\0")
+    )
+
+
+def _removed(state: Path) -> None:
+    for name in NAMES:
+        (state / name).unlink()
+
+
+def _directories(state: Path) -> None:
+    _removed(state)
+    for name in NAMES:
+        (state / name).mkdir()
+
+
+def _linked(state: Path) -> None:
+    latest = _latest(state)
+    latest.rename(state / "elsewhere")
+    latest.symlink_to("elsewhere")
+
+
+def _of_another_turn(state: Path) -> None:
+    latest = _latest(state)
+    latest.write_bytes(b"0000002a" + latest.read_bytes()[8:])
+
+
+# What has become of a journal between two runs, and what is said of it.
+GONE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "removed": (_removed, "cannot find all of the journal"),
+    "the latest removed": (lambda state: os.unlink(_latest(state)), "cannot find all of the journal"),
+    "emptied": (lambda state: _latest(state).write_bytes(b""), "cannot find all of the journal"),
+    "cut behind its first line": (lambda state: os.truncate(_latest(state), 100), "its end is missing"),
+    "directories": (_directories, "remove what is in its place"),
+    "a link": (_linked, "remove what is in its place"),
+    "others may write it": (lambda state: os.chmod(_latest(state), 0o620), "others may write it"),
+    "another turn in its first line": (_of_another_turn, "begin as a journal"),
+    "written by a newer version": (lambda state: _of_a_newer_version(_latest(state)), "the version that wrote it"),
+}
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_no_number_is_given_again_for_a_journal_that_is_not_all_there(place: Path, llm: FakeCgroup, gone: str) -> None:
+    """Whoever has removed, cut or replaced it since: it is missed, and said, and a server gets no number twice."""
+    spoil, says = GONE[gone]
+
+    async def scene() -> None:
+        first = Run(place)
+        first.join()
+        told = {seq for seq, _, _ in first.told()}
+        assert told
+        first.die()
+        spoil(place / "state")
+        second = Run(place)
+        assert any(says in sentence for sentence in second.said), second.said
+        second.join(2)
+        assert second.keeper.epoch == first.keeper.epoch
+        assert second.told()
+        assert not told & {seq for seq, _, again in second.told() if not again}
+        second.end()
+
+    played(scene)
+
+
+def test_the_journal_may_be_gone_after_a_clean_end(place: Path, llm: FakeCgroup) -> None:
+    """As a place in memory is, when the service was stopped: the records hold everything."""
+
+    async def scene() -> None:
+        first = Run(place)
+        first.join()
+        first.end()
+        _removed(place / "state")
+        second = Run(place)
+        second.join(2)
+        assert second.said == []
+        assert [(seq, action) for seq, action, again in second.told() if again] == [
+            (seq, action) for seq, action, _ in first.told()
+        ]
+        second.end()
+
+    played(scene)
+
+
+def test_a_journal_that_cannot_be_kept_is_no_health_and_is_tried_again(place: Path, llm: FakeCgroup) -> None:
+    """What is in its place is named; once that is gone, what is told is written down again, and outlives a kill -9."""
+
+    async def scene() -> None:
+        first = Run(place)
+        assert first.keeps()
+        state = place / "state"
+        _directories(state)
+        first.join()
+        await soon(lambda: first.keeper.settled)
+        assert not first.keeps()
+        assert "remove what is in its place; until then a restart may forget" in first.said[-1]
+        for name in NAMES:
+            (state / name).rmdir()
+        first.join(2)
+        await soon(lambda: first.keeper.settled)
+        assert first.keeps()
+        first.join(3)
+        told = first.told()
+        first.die()
+        second = Run(place)
+        assert second.said == []
+        second.join(4)
+        assert not {n for n, _, _ in told} & {n for n, _, again in second.told() if not again}
+        second.end()
+
+    played(scene)
+
+
+def test_a_journal_that_could_not_be_opened_at_the_start_is_later(place: Path, llm: FakeCgroup) -> None:
+    """Until then numbers are left out by the record alone."""
+
+    async def scene() -> None:
+        state = place / "state"
+        for name in NAMES:
+            (state / name).mkdir()
+        first = Run(place)
+        assert not first.keeps()
+        first.join()
+        await soon(lambda: first.keeper.settled)
+        assert not first.keeps()
+        for name in NAMES:
+            (state / name).rmdir()
+        first.join(2)
+        await soon(lambda: first.keeper.settled)
+        assert first.keeps()
+        first.join(3)
+        told = first.told()
+        first.die()
+        second = Run(place)
+        second.join(4)
+        assert second.said == []
+        assert not {n for n, _, _ in told} & {n for n, _, again in second.told() if not again}
+        second.end()
+
+    played(scene)
+
+
 def test_a_journal_of_before_the_machine_was_started_anew_is_not_said(place: Path, llm: FakeCgroup) -> None:
     """It went without power, and nothing goes on that its lines could be missed for."""
 
@@ -448,8 +398,8 @@ def test_a_journal_of_before_the_machine_was_started_anew_is_not_said(place: Pat
         was = first.keeper.state.load(RUN_KIND, RUN_KIND, RunRecord)
         assert was is not None
         first.keeper.state.save(RUN_KIND, RUN_KIND, msgspec.structs.replace(was, boot_id="another"), durable=False)
-        for name in journals.NAMES:
-            (place / "state" / name).write_bytes(bytes(journals.ROOM_BYTES))
+        for name in NAMES:
+            (place / "state" / name).write_bytes(bytes(ROOM_BYTES))
         second = Run(place)
         assert second.said == []
         assert second.keeper.epoch != first.keeper.epoch
@@ -549,11 +499,11 @@ def test_a_place_in_memory_is_preferred_for_the_journal(
     (place / "run").mkdir(mode=0o755)
     monkeypatch.setenv(RUNTIME_VARIABLE, f"{place}/run:/elsewhere")
     played(scene)
-    assert sorted(os.listdir(place / "run")) == sorted(journals.NAMES)
-    assert not set(journals.NAMES) & set(os.listdir(place / "state"))
+    assert sorted(os.listdir(place / "run")) == sorted(NAMES)
+    assert not set(NAMES) & set(os.listdir(place / "state"))
     monkeypatch.setenv(RUNTIME_VARIABLE, f"{place}/missing")
     played(scene)
-    assert set(journals.NAMES) <= set(os.listdir(place / "state"))
+    assert set(NAMES) <= set(os.listdir(place / "state"))
 
 
 def test_the_number_of_a_dropped_targets_restore_is_not_given_again(place: Path, llm: FakeCgroup) -> None:
@@ -636,7 +586,7 @@ def test_a_directory_that_cannot_be_looked_at_is_said_once_and_written_to(
 ) -> None:
     """Records go on meanwhile, and nothing in the directory is taken for lost."""
 
-    def unseen(fd: int, path: str) -> bool:
+    def unseen(fd: int, path: str, *, follow: bool = True) -> bool:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     async def scene() -> None:
