@@ -127,9 +127,9 @@ class StateDirectory:
         """The record; None: there is none that can be used, and on_fault has been told if there is a damaged one."""
         return self._load(kind, record_type, file_name(kind, key)).get(key)
 
-    def load_all(self, kind: str, record_type: type[R]) -> dict[str, R]:
-        """Key -> record, for every one that can be used; on_fault is told of the others."""
-        return self._load(kind, record_type, None)
+    def load_all(self, kind: str, record_type: type[R], lost: str = "") -> dict[str, R]:
+        """Key -> record, for every one that can be used; on_fault is told of the others, with what is `lost` by it."""
+        return self._load(kind, record_type, None, lost)
 
     def remove(self, kind: str, key: str) -> None:
         """Forget the record; there being none is fine. Raises StateError."""
@@ -178,13 +178,13 @@ class StateDirectory:
         self.faults += 1
         self._tell(sentence)
 
-    def _load(self, kind: str, record_type: type[R], only: str | None) -> dict[str, R]:
+    def _load(self, kind: str, record_type: type[R], only: str | None, lost: str = "") -> dict[str, R]:
         """Key -> record, of one file or of all of this kind. Whatever cannot be used is said and left out."""
         found = {}
         try:
             with self._directory() as directory:
                 for name in _names(kind, directory)[:MAX_RECORDS] if only is None else [only]:
-                    loaded = self._load_file(name, directory, kind, record_type)
+                    loaded = self._load_file(name, directory, kind, record_type, lost)
                     if loaded is not None:
                         found[loaded[0]] = loaded[1]
         except FileNotFoundError:
@@ -200,7 +200,7 @@ class StateDirectory:
         where = f"{self.path}/{name}".rstrip("/")
         return f"cannot {verb} {where}: {os.strerror(number)}; {_REMEDIES.get(number, _DEFAULT_REMEDY)}"
 
-    def _load_file(self, name: str, directory: int, kind: str, record_type: type[R]) -> tuple[str, R] | None:
+    def _load_file(self, name: str, directory: int, kind: str, record_type: type[R], lost: str) -> tuple[str, R] | None:
         """Key and record. A file that is none is put aside; one that cannot be read stays."""
         try:
             return _unpacked(name, _read(name, directory, self._max_bytes), kind, record_type)
@@ -209,10 +209,10 @@ class StateDirectory:
         except OSError as error:
             self._on_fault(self._sentence("read", name, error))
         except _DamagedError as damage:
-            self._put_aside(name, directory, str(damage))
+            self._put_aside(name, directory, str(damage), lost)
         return None
 
-    def _put_aside(self, name: str, directory: int, why: str) -> None:
+    def _put_aside(self, name: str, directory: int, why: str, lost: str) -> None:
         try:
             self._require_ours()
             os.rename(name, name + DAMAGED, src_dir_fd=directory, dst_dir_fd=directory)
@@ -221,7 +221,7 @@ class StateDirectory:
             then = f"it cannot be put aside ({os.strerror(error.errno or 0)}), so remove it"
         except StateError:
             then = "it is left to its owner"
-        self._on_fault(f"cannot use {self.path}/{name}: {why}; {then}")
+        self._on_fault("; ".join(filter(None, (f"cannot use {self.path}/{name}: {why}", then, lost))))
 
 
 def file_name(kind: str, key: str) -> str:

@@ -21,6 +21,7 @@ from edgeguardd.kernel.held import HeldCgroup, boot_id, held_again
 from edgeguardd.state import StateDirectory, StateError
 
 KIND: Final = "frozen"
+LOST: Final = "a cgroup may have stayed frozen: look at each target's cgroup.freeze, and write 0 to it"
 FREEZE: Final = "cgroup.freeze"
 EVENTS: Final = "cgroup.events"
 
@@ -69,7 +70,7 @@ class Freezer:
 
     def recover(self) -> None:
         """Thaw what a daemon before this one has frozen and not thawed."""
-        for path, frozen in self._state.load_all(KIND, Frozen).items():
+        for path, frozen in self._state.load_all(KIND, Frozen, LOST).items():
             try:
                 cgroup = held_again(self._root, path, frozen.inode, frozen.boot_id, self._proc)
             except CgroupGoneError:

@@ -1,4 +1,4 @@
-"""The journal's two files: what is read of them whatever has become of them, and where the disk does not do its part."""
+"""The journal's two files: what is read of them, whatever has become of them or of the disk."""
 
 import errno
 import os
