@@ -18,12 +18,13 @@ from edgeguardd.isolate import unitnames as names
 from edgeguardd.isolate.findings import Rule, Severity
 from edgeguardd.isolate.judge import Assignments, Report, report
 from edgeguardd.isolate.rules import RULES
-from edgeguardd.isolate.unit import NOT_FOUND, Loader, Machine
+from edgeguardd.isolate.unit import NOT_FOUND, Loader, Machine, Unit
 from edgeguardd.isolate.unitfiles import SYSTEM_PATH, USER_PATH, SearchPath
 
 CGROUP_ROOT = "/sys/fs/cgroup"
 _ALL_KINDS = ("service", "slice")
 _FIND_NAMES = "correct the name (systemctl list-unit-files has all), or give --search-path or --root"
+_NO_UNITS_NAME = "its name is no unit's; a unit file's ends in .service, .slice, .socket, .scope or the like"
 
 
 class _Job(Struct, frozen=True):
@@ -52,11 +53,19 @@ def run(args: argparse.Namespace) -> int:
     missing = [one.unit for one in found if one.unit.load_state == NOT_FOUND]
     _print(found, args, table)
     for unit in missing:
-        print(f"edgeguardctl: cannot audit {unit.name}: {unit.why}; {_FIND_NAMES}", file=sys.stderr)
+        print(f"edgeguardctl: cannot audit {_missing(unit, args.units)}", file=sys.stderr)
     if missing:
         return common.UNUSABLE
     failing = args.fail_on != "never" and any(one.broken(Severity(args.fail_on)) for one in found)
     return common.FAILED if failing else common.OK
+
+
+def _missing(unit: Unit, words: Sequence[str]) -> str:
+    """The sentence for it, which knows that a file was meant where there is one."""
+    word = unit.name.removesuffix(".service")
+    if word in words and not names.valid(word) and os.path.isfile(word):
+        return f"{printable(word, common.MAX_SHOWN_CHARS)}: it is a file, but {_NO_UNITS_NAME}"
+    return f"{unit.name}: {unit.why}; {_FIND_NAMES}"
 
 
 def _machine(args: argparse.Namespace) -> Machine:
@@ -95,6 +104,8 @@ def _jobs(args: argparse.Namespace) -> Iterator[_Job]:
     if units:
         yield _Job(path, tuple(units))
     for file in files:
+        if not names.valid(os.path.basename(file)):
+            raise ConfigError([f"cannot audit {printable(file, common.MAX_SHOWN_CHARS)}: {_NO_UNITS_NAME}"])
         own = os.path.dirname(os.path.abspath(file))
         asked = tuple(map(os.path.abspath, folders)) if args.search_path is not None else ()
         yield _Job(SearchPath(asked if own in asked else (own, *asked)), (_checked(os.path.basename(file)),))
@@ -160,4 +171,7 @@ def _print(found: Sequence[Report], args: argparse.Namespace, table: Sequence[Ru
         case "sarif":
             print(reports.sarif(found, table, os.getcwd()))
         case _:
-            print("\n".join(reports.text(found, brief=args.brief)))
+            # What is missing is said on standard error, and there is nothing to report of it.
+            there = [one for one in found if one.unit.load_state != NOT_FOUND]
+            if there:
+                print("\n".join(reports.text(there, brief=args.brief)))

@@ -10,7 +10,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from edgeguardd.core import configtable as table
 from edgeguardd.core.config import Config
@@ -169,10 +169,13 @@ def http_address(word: str) -> tuple[str, int]:
     return _checked(table.ADDRESS.parse, address.strip("[]")), _checked(table.PORT.parse, int(port))
 
 
+MAX_COUNT: Final = 2**31 - 1
+
+
 def count(word: str) -> int:
     """An argparse type: how many, from 1 on."""
-    if not (word.isascii() and word.isdigit() and 0 < int(word) < 2**31):
-        raise argparse.ArgumentTypeError(f"cannot use {word!r}: it is no count; write a number from 1 on")
+    if not (word.isascii() and word.isdigit() and len(word) <= len(str(MAX_COUNT)) and 0 < int(word) <= MAX_COUNT):
+        raise argparse.ArgumentTypeError(f"cannot use {word!r}: it is no count; write a number from 1 to {MAX_COUNT}")
     return int(word)
 
 

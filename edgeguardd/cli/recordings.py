@@ -14,6 +14,7 @@ from edgeguardd import __version__
 from edgeguardd.cli import common
 from edgeguardd.core.recording import RecordingError, Segment
 from edgeguardd.core.replay import Opened, Step
+from edgeguardd.core.text import printable
 from edgeguardd.errors import EdgeguardError
 from edgeguardd.segments import SUBDIRECTORY, is_segment
 
@@ -35,22 +36,26 @@ class Recordings:
         self.remarks: dict[str, None] = {}
         if place is None and not os.path.lexists(self.place) and _may_enter(os.path.dirname(self.place)):
             raise EdgeguardError(
-                f"cannot read {self.place}: the daemon has recorded nothing there yet; start it "
+                f"cannot read {_shown(self.place)}: the daemon has recorded nothing there yet; start it "
                 "([recorder] enabled = true), or name a recording or a directory of them"
             )
         self._one_file = not os.path.isdir(self.place)
         self._paths = [self.place] if self._one_file else _listed(self.place)
         if not self._paths:
-            raise EdgeguardError(f"cannot replay {self.place}: there is no recording in it; is the recorder on?")
+            raise EdgeguardError(
+                f"cannot replay {_shown(self.place)}: there is no recording in it; is the recorder on?"
+            )
 
     def __iter__(self) -> Iterator[Segment]:
         """The segments. Of a directory, those that cannot be read are passed over with a remark."""
         for path in self._paths:
             try:
-                segment = Segment(_content(path), os.path.basename(path))
+                segment = Segment(_content(path), _shown(os.path.basename(path)))
             except FileNotFoundError:
                 if self._one_file:
-                    raise EdgeguardError(f"cannot read {path}: there is no such file; name a recording") from None
+                    raise EdgeguardError(
+                        f"cannot read {_shown(path)}: there is no such file; name a recording"
+                    ) from None
                 continue
             except RecordingError as error:
                 self.unusable(error)
@@ -82,7 +87,7 @@ class Recordings:
             yield item, other
         if empty:
             why = "; ".join(self.remarks)
-            raise EdgeguardError(f"cannot replay {self.place}: none of its files can be read: {why}")
+            raise EdgeguardError(f"cannot replay {_shown(self.place)}: none of its files can be read: {why}")
 
     def remark(self, sentence: str) -> None:
         """Remember something to say; each sentence once."""
@@ -94,8 +99,9 @@ class Recordings:
             self.remark(f"edgeguardd {version} made the decisions, {__version__} replays them: they may differ")
         elif opened.exact is False:
             self.remark(
-                f"before segment {opened.header.segment} the replay came out elsewhere than the daemon: another build "
-                f"of {version} made the decisions, or it is a defect; compare with a recording that this build made"
+                f"before segment {opened.header.segment} the replay came out elsewhere than the daemon: its "
+                f"checkpoint is damaged, another build of {version} made the decisions, or it is a defect; "
+                "compare with a recording that this build made"
             )
 
 
@@ -126,13 +132,18 @@ def _listed(directory: str) -> list[str]:
     return [os.path.join(directory, name) for name in sorted(names) if is_segment(name)]
 
 
+def _shown(path: str) -> str:
+    """A name can hold anything, also a line that looks like one of ours."""
+    return printable(path, common.MAX_SHOWN_CHARS) or "''"
+
+
 def _content(path: str) -> bytes:
     try:
         # O_NONBLOCK: a FIFO of that name must not hang the command.
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise RecordingError(f"cannot read {path}: it is no regular file; name a recording")
+                raise RecordingError(f"cannot read {_shown(path)}: it is no regular file; name a recording")
             # Not read(MAX_FILE_BYTES): that asks for so much memory first, on a box that may not have it.
             content = file.read() if found.st_size <= MAX_FILE_BYTES else None
     except FileNotFoundError:
@@ -140,10 +151,10 @@ def _content(path: str) -> bytes:
     except OSError as error:
         raise _unreadable(path, error) from None
     if content is None:
-        raise RecordingError(f"cannot read {path}: it has over {MAX_FILE_BYTES} bytes; is it a recording?")
+        raise RecordingError(f"cannot read {_shown(path)}: it has over {MAX_FILE_BYTES} bytes; is it a recording?")
     return content
 
 
 def _unreadable(path: str, error: OSError) -> EdgeguardError:
     remedy = "run as root" if isinstance(error, PermissionError) else "name a recording or a directory of them"
-    return EdgeguardError(f"cannot read {path}: {error.strerror}; {remedy}")
+    return EdgeguardError(f"cannot read {_shown(path)}: {error.strerror}; {remedy}")

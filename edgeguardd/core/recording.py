@@ -180,7 +180,7 @@ class Segment:
         return RecordingError(f"cannot begin with {self.name}: {str(error)[:300]}; {remedy}")
 
     def _shortness(self) -> str:
-        return "it is cut before its first event" if self.damage is None else self.damage
+        return self.damage or "it is cut before its first event; go on with the segment after it"
 
     def _header(self, line: bytes) -> Header:
         spoken = _decoded(_format_decoder, line)
@@ -241,6 +241,6 @@ def _decoded(decoder: "msgspec.json.Decoder[Any]", line: bytes) -> Any:
 
 def _parsed(line: bytes) -> Any:
     try:
-        return json.loads(line)
+        return json.loads(str(line, "utf-8"))  # given bytes, it would guess at UTF-16 and take it
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

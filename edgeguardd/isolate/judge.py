@@ -14,7 +14,7 @@ from edgeguardd.isolate import effective as force
 from edgeguardd.isolate import ignores
 from edgeguardd.isolate.findings import Live, Role, Rule, Severity, Subject, Verdict
 from edgeguardd.isolate.ignores import Ignore
-from edgeguardd.isolate.unit import LOADED, MASKED, Machine, Unit
+from edgeguardd.isolate.unit import LOADED, MASKED, NOT_FOUND, Machine, Unit
 from edgeguardd.isolate.unittext import Remark
 
 BROKEN = (Verdict.FAIL, Verdict.FAIL_UNSET)
@@ -150,9 +150,11 @@ def _place(unit: Unit, key: str) -> Remark:
 def _does_not_load(unit: Unit) -> Finding:
     place = next((text.broken for text in unit.texts if text.broken), None)
     file, line = (place.file, place.line) if place else (unit.found.fragment or unit.name, 1)
+    mend = "Mend the file; `systemd-analyze verify` says the same."
+    remedy = "Correct the name, or install the unit." if unit.load_state == NOT_FOUND else mend
     return Finding(
         *(UNIT_DOES_NOT_LOAD, Severity.ERROR, Verdict.FAIL, f"{unit.load_state}: {unit.why}"),
-        *("Mend the file; `systemd-analyze verify` says the same.", "", file, line),
+        *(remedy, "", file, line),
     )
 
 

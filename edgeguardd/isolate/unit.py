@@ -84,7 +84,7 @@ class Loader:
         if found.masked:
             return Unit(found.name, kind, found, MASKED, "masked: systemd does not start it, and reads nothing of it")
         if found.fragment is None and kind not in ("slice", "scope"):
-            return Unit(found.name, kind, found, NOT_FOUND, f"no file for it in {':'.join(self._path.folders)}")
+            return Unit(found.name, kind, found, NOT_FOUND, f"no file for it in {self._path.shown()}")
         if found.fragment is not None and not readable(found.fragment):
             why = f"cannot read {found.fragment}: no regular file behind it, or not allowed"
             return Unit(found.name, kind, found, NOT_FOUND, why)

@@ -61,6 +61,16 @@ class SearchPath:
         """The folders, made absolute."""
         return self._folders
 
+    def shown(self) -> str:
+        """Where it looks, in words: systemd's own path is long, and known to systemd."""
+        for usual, command in (
+            (SYSTEM_PATH, "systemd-analyze unit-paths"),
+            (USER_PATH, "systemd-analyze --user unit-paths"),
+        ):
+            if self._folders == tuple(os.path.abspath(os.path.expanduser(folder)) for folder in usual):
+                return f"systemd's search path ({command})"
+        return ":".join(self._folders)
+
     def units(self, types: tuple[str, ...]) -> list[str]:
         """The names of all units that have a file here, aliases left out; templates only as their instances."""
         found = {name for name, target in self._targets.items() if target.startswith("/")}

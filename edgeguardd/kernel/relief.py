@@ -28,9 +28,7 @@ from edgeguardd.kernel.held import HeldCgroup, boot_id, held_again, mib
 from edgeguardd.state import StateDirectory, StateError
 
 KIND: Final = "lifted"
-LOST: Final = (
-    "a memory.high may have stayed lifted: compare each one with its unit (edgeguardctl audit), and set it"
-)
+LOST: Final = "a memory.high may have stayed lifted: compare each one with its unit (edgeguardctl audit), and set it"
 
 # The kernel sets the limit before it reclaims (memory_high_write, mm/memcontrol.c), so that it is in force as soon as
 # the thread has entered the call: 0.3 to 6 ms measured on 6.1 with one CPU. The rest is for a machine in trouble.

@@ -101,6 +101,12 @@ def test_the_exit_status_follows_the_asked_severity(tmp_path: Path) -> None:
     [
         ("", "no UNIT or FILE given"),
         ("nope.service --search-path .", "cannot audit nope.service: no file for it in "),
+        (
+            "nope.service",
+            "cannot audit nope.service: no file for it in systemd's search path (systemd-analyze unit-paths)",
+        ),
+        ("NOTES.md", "cannot audit NOTES.md: it is a file, but its name is no unit's"),
+        ("./NOTES.md", "cannot audit ./NOTES.md: its name is no unit's"),
         ("./nope.service", "cannot read ./nope.service: there is no such file"),
         ("'a b.service' --search-path .", "not the name of a unit"),
         ("a.service --search-path gone", "cannot search gone: no such directory"),
@@ -114,8 +120,10 @@ def test_what_cannot_be_audited_is_one_sentence_and_status_2(tmp_path: Path, opt
     """With what to do."""
     write(tmp_path, {"a.service": f"[Service]\n{RUN}"})
     (tmp_path / "empty").mkdir()
+    (tmp_path / "NOTES.md").write_text("nothing of a unit\n")
     done = run(f"edgeguardctl audit {options}", tmp_path)
-    assert (done.returncode, says in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, done.stdout, says in done.stderr) == (2, "", True), done.stderr
+    assert len(done.stderr.splitlines()) == 1 or "usage:" in done.stderr
 
 
 def test_a_missing_folder_of_several_is_no_fault(tmp_path: Path) -> None:

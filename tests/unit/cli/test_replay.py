@@ -168,6 +168,15 @@ def test_a_daemon_that_has_not_recorded_yet_is_no_missing_file(
     assert "the daemon has recorded nothing there yet; start it" in err
 
 
+def test_a_name_that_looks_like_a_line_of_ours_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And one without any is shown as such."""
+    for name in ("a\nedgeguardctl: all is well", ""):
+        path = str(tmp_path / name) if name else ""
+        status, out, err = run(capsys, path)
+        assert (status, out, len(err.splitlines())) == (1, "", 1)
+        assert "cannot read ''" in err or "\\n" in err
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [
