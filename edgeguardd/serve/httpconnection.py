@@ -269,11 +269,17 @@ def _too_large(request: h11.Request) -> Response | None:
     # h11 bounds what is incomplete; a whole head in one read may be longer.
     if len(request.target) > MAX_HEAD_BYTES:
         return error(414, f"cannot read a target of over {MAX_HEAD_BYTES} bytes")
-    if sum(len(name) + len(value) for name, value in request.headers) > MAX_HEAD_BYTES:
+    if _head_bytes(request) > MAX_HEAD_BYTES:
         return error(431, f"cannot read headers of over {MAX_HEAD_BYTES} bytes")
     if request.method == b"CONNECT":
         return error(405, "cannot do that here: nothing is tunnelled", ("Allow", "GET, HEAD"))
     return None
+
+
+def _head_bytes(request: h11.Request) -> int:
+    """How long the head was, with the spaces and line ends of a plain one."""
+    first = len(request.method) + len(request.target) + len("  HTTP/1.1\r\n\r\n")
+    return first + sum(len(name) + len(value) + len(": \r\n") for name, value in request.headers)
 
 
 def _accept(request: h11.Request) -> str:

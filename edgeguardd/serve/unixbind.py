@@ -193,7 +193,12 @@ def _lock(path: str) -> int:
     lock_path = path + LOCK_SUFFIX
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     for _ in range(_LOCK_TRIES):
-        fd = os.open(lock_path, flags, 0o600)
+        try:
+            fd = os.open(lock_path, flags, 0o600)
+        except OSError as error:
+            if error.errno not in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
+                raise
+            raise _Cannot(f"{lock_path}, its lock, is no plain file", "remove that") from None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(fd), os.stat(lock_path)):

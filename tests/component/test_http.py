@@ -150,6 +150,7 @@ def test_head_is_get_without_the_body() -> None:
         (b"GET /hello HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
         (b"GET /" + b"x" * 3000 + b" HTTP/1.1\r\nHost: h\r\n\r\n", 414),
         (b"GET /hello HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 20_000 + b"\r\n\r\n", 431),
+        (b"GET /hello HTTP/1.1\r\nHost: h\r\n" + b"X: x\r\n" * 2_800 + b"\r\n", 431),
         (b"GET /hello HTTP/1.1\r\n\r\n", 400),
         (b"GET /hello HTTP/1.1\r\nHost: h\r\nContent-Length: -1\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),

@@ -74,9 +74,20 @@ def _kernel(facts: Facts) -> Iterator[Finding]:
         yield Finding("kernel", Verdict.OK, f"Linux {facts.release}")
 
 
+def _is_plain(facts: Facts) -> bool:
+    """Whether the configured tree is one of plain files, as the practice server makes: then no kernel is behind it."""
+    tree = facts.tree
+    return tree is not None and not any(f"{tree}/".startswith(f"{mount.rstrip('/')}/") for mount in facts.cgroup2)
+
+
 def _cgroup(facts: Facts) -> Iterator[Finding]:
     unify = boot_with(facts, UNIFIED)
-    if facts.memory_v1:
+    if _is_plain(facts):
+        says = (
+            f"{facts.tree} (cgroup_root) is no cgroup v2 tree: good to practise on, and nothing real is guarded there"
+        )
+        yield Finding("cgroup mode", Verdict.FAIL, says, "take cgroup_root out of the configuration, and ask again")
+    elif facts.memory_v1:
         mode = "hybrid, the memory controller on cgroup v1" if facts.cgroup2 else "cgroup v1"
         says = f"this machine runs {mode} ({facts.memory_v1[0]}), which tells nobody about memory.events"
         yield Finding("cgroup mode", Verdict.FAIL, says, unify)
@@ -91,6 +102,8 @@ def _cgroup(facts: Facts) -> Iterator[Finding]:
 
 
 def _controller(facts: Facts) -> Iterator[Finding]:
+    if _is_plain(facts):
+        return
     if facts.controllers is not None and "memory" in facts.controllers:
         yield Finding("memory controller", Verdict.OK, f"{facts.tree} has {', '.join(facts.controllers)}")
         return
@@ -125,7 +138,7 @@ def _off_place(facts: Facts) -> str:
 
 def _delegation(facts: Facts) -> Iterator[Finding]:
     """Whether cgroups below the root have memory files, so that there is something to guard."""
-    if facts.controllers is None or "memory" not in facts.controllers:
+    if _is_plain(facts) or facts.controllers is None or "memory" not in facts.controllers:
         return
     if facts.enabled is not None and "memory" in facts.enabled:
         example = f", such as {facts.sample}" if facts.sample else ""

@@ -252,6 +252,7 @@ FINE = DaemonFacts("http://127.0.0.1:9464/", version="1.0", healthy=True, ready=
         ({"l4t": "R32", "systemd": 237}, "board", "WARN", "use JetPack 6"),
         ({"l4t": "R36", "devices": ("nvmap",)}, "gpu memory", "OK", ""),
         ({"enabled": ()}, "delegation", "FAIL", "DefaultMemoryAccounting=yes"),
+        ({"tree": "/srv/practice", "controllers": (), "enabled": ()}, "cgroup mode", "FAIL", "cgroup_root"),
         ({"daemon": FINE}, "daemon health", "OK", ""),
         ({"daemon": FINE}, "daemon socket", "OK", ""),
         ({"daemon": DaemonFacts(off=True)}, "daemon health", "OK", ""),
@@ -268,6 +269,12 @@ def test_each_fact_has_its_verdict(changes: dict[str, object], check: str, verdi
     assert [str(finding.verdict) for finding in found] == [verdict]
     assert words in (found[0].remedy or "")
     assert (found[0].remedy is None) == (verdict == "OK")
+
+
+def test_a_practice_tree_is_said_once() -> None:
+    """Nothing else follows from what is not in it."""
+    found = checks.examine(Facts(**{**GOOD, "tree": "/srv/practice", "controllers": None}))  # type: ignore[arg-type]
+    assert [finding.check for finding in found if finding.verdict is Verdict.FAIL] == ["cgroup mode"]
 
 
 def test_a_machine_that_is_fine_is_fine() -> None:

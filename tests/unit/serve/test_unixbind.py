@@ -135,6 +135,13 @@ def test_of_two_daemons_the_second_is_refused(directory: str) -> None:
     release(claimed)
 
 
+def test_what_is_in_the_place_of_the_lock_is_named(directory: str) -> None:
+    """Not the socket, which could be there."""
+    os.mkdir(f"{directory}/s.lock")
+    with pytest.raises(ServeError, match=r"/s: \S+/s\.lock, its lock, is no plain file; remove that$"):
+        claim(SocketConfig(path=f"{directory}/s"))
+
+
 def test_a_live_owner_without_a_lock_is_left_alone(directory: str) -> None:
     """A program that knows nothing of our lock keeps its socket."""
     path = f"{directory}/s"
