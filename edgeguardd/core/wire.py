@@ -188,6 +188,7 @@ ERROR_CODES = {
 
 # The words that a field of a closed set may hold, for the remedy; whose field it is makes no difference.
 _FIELD_WORDS: dict[str, type[enum.Enum]] = {"role": Role, "status": AckStatus, "effect": AckEffect}
+_NAME_PATTERN_SAID = re.compile(r"matching regex '.*'(?= - at `)")
 _NO_SUCH_WORD = re.compile(r"Invalid enum value .* - at `\$\.(\w+)`", re.DOTALL)
 
 _UNKNOWN_CODE = ErrorCode("", closes=False)
@@ -267,6 +268,7 @@ def _not_read(why: str) -> ProtocolError:
         words = [message.__struct_config__.tag for message in get_args(ClientMessage)]
     elif (found := _NO_SUCH_WORD.fullmatch(why)) and found[1] in _FIELD_WORDS:
         words = [word.value for word in _FIELD_WORDS[found[1]]]
+    why = _NAME_PATTERN_SAID.sub("without control characters", why)
     remedy = f"; write one of {', '.join(map(str, words))}" if words else ""
     return ProtocolError(code, f"cannot read the message: {printable(why, MAX_ECHO_CHARS)}{remedy}")
 

@@ -228,7 +228,7 @@ def is_ready(daemon: Daemon) -> bool:
     """Whether a scraper is answered now; until the crowd's time is over it may be told to come back, or be cut off."""
     try:
         return statuses(asked(daemon, "/readyz", b"localhost")) == [200]
-    except ConnectionError:
+    except OSError:  # a reset, or ENOTCONN where the reset came before the request was ended
         return False
 
 

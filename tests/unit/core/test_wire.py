@@ -126,6 +126,12 @@ def test_a_word_that_is_none_of_a_few_is_answered_with_them(line: bytes, end: st
     assert str(caught.value).endswith(end)
 
 
+def test_a_name_that_cannot_be_printed_is_refused_in_words() -> None:
+    """Not with the pattern that it does not match."""
+    with pytest.raises(ProtocolError, match=r"message: Expected `str` without control characters - at `\$\.name`$"):
+        wire.decode_client(b'{"type":"hello","name":"a\\nb"}')
+
+
 def test_a_huge_fault_is_answered_briefly() -> None:
     """An error does not repeat 60 KB of nonsense."""
     with pytest.raises(ProtocolError) as caught:
