@@ -79,6 +79,15 @@ def unanswered(world: World) -> list[str]:
     ]
 
 
+def asked(world: World) -> list[str]:
+    """Targets with commands under way. Has to become empty, or what the next round gives is credited to this one."""
+    try:
+        rows = world.daemon.status()["targets"]
+    except OSError as error:
+        return [f"status cannot be asked for: {error}"]
+    return [f"{row['name']} has {row['outstanding']} outstanding" for row in rows if row["outstanding"]]
+
+
 def restless(world: World) -> list[str]:
     """Targets that are not as the kernel's figures say that they should come to be. Has to become empty."""
     wrong = []

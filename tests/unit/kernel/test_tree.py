@@ -177,3 +177,26 @@ def replace(path: Path) -> None:
     """Another directory under the same name."""
     path.rmdir()
     path.mkdir()
+
+
+def test_what_is_seen_and_then_said_not_to_be_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a word of it: it may have gone between two looks. It has not, so nobody would tell that it comes."""
+
+    def gone(*_: object, **__: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    def play(grove: Grove) -> None:
+        (tmp_path / "x").mkdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fstat", gone)
+            grove.follow("one", "/x")
+        assert (grove.heard, grove.said, grove.tree.polling) == ([], [], True)
+        grove.tree.check_all()
+        assert grove.heard == ["one comes"]
+        (tmp_path / "x").rmdir()
+        grove.tree.check_all()
+        assert not grove.tree.polling
+
+    scenario(tmp_path, play)
