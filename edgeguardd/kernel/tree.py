@@ -177,9 +177,9 @@ class Tree:
         try:
             dir_fd, found = opened(place.name, _OPEN, place.parent.dir_fd)
         except OSError as error:
-            # It was there a moment ago. If it still is, nobody would tell; if it has gone, one look more does no harm.
-            self.polling = True
-            if error.errno != errno.ENOENT:
+            # One that has gone between two looks is nothing to tell of. One that is there still, nobody would tell of.
+            if error.errno != errno.ENOENT or self._identity(place) is not None:
+                self.polling = True
                 self._on_fault(
                     f"cannot open {shown(self._root.full(place.path))}: {error.strerror}; "
                     "raise LimitNOFILE= of the daemon if it ran out of descriptors"

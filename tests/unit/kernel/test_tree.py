@@ -182,7 +182,7 @@ def replace(path: Path) -> None:
 def test_what_is_seen_and_then_said_not_to_be_is_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a word of it: it may have gone between two looks. It has not, so nobody would tell that it comes."""
+    """Nobody would tell that it comes. Of one that has really gone between two looks there is not a word."""
 
     def gone(*_: object, **__: object) -> None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -192,11 +192,26 @@ def test_what_is_seen_and_then_said_not_to_be_is_looked_at_again(
         with monkeypatch.context() as patch:
             patch.setattr(os, "fstat", gone)
             grove.follow("one", "/x")
-        assert (grove.heard, grove.said, grove.tree.polling) == ([], [], True)
+        assert (grove.heard, grove.tree.polling) == ([], True)
+        assert [sentence.partition(";")[0] for sentence in grove.said] == [
+            f"cannot open {tmp_path}/x: No such file or directory"
+        ]
         grove.tree.check_all()
         assert grove.heard == ["one comes"]
         (tmp_path / "x").rmdir()
         grove.tree.check_all()
         assert not grove.tree.polling
+        opened_now = os.open
+
+        def just_gone(path: str, *flags: int, dir_fd: int | None = None) -> int:
+            if path == "y":
+                (tmp_path / "y").rmdir()
+            return opened_now(path, *flags, dir_fd=dir_fd)
+
+        (tmp_path / "y").mkdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", just_gone)
+            grove.follow("two", "/y")
+        assert (len(grove.said), grove.tree.polling) == (1, False)
 
     scenario(tmp_path, play)
